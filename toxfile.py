@@ -38,5 +38,5 @@ add_pyenv_to_path()
 os.environ.setdefault("UV_PYTHON_DOWNLOADS", "never")  # a Python that is not here is skipped, not fetched
 for minor in MINORS:
     os.environ[f"AIOPERSIST_SELECT_py3{minor}"] = f'{OTHERS} -m "not slow and not long"'
-os.environ[f"AIOPERSIST_SELECT_{newest()}"] = 'tests benches -n 3 -m "not long"'  # they wait, too
+os.environ[f"AIOPERSIST_SELECT_{newest()}"] = 'tests benches -n 5 -m "not long"'  # they wait, too
 os.environ[f"AIOPERSIST_QUICK_{newest()}"] = "0"

@@ -63,9 +63,12 @@ from aiopersist.storage.urls import (
 if TYPE_CHECKING:
     from aiopersist import stash
     from aiopersist.compact.shared_compaction import SharedCompaction
+    from aiopersist.erase.erasure import Erasure
+    from aiopersist.erase.search import Remnant
     from aiopersist.gc.collect import Collected
     from aiopersist.gc.sweep import Sweep, Usage
     from aiopersist.maintenance.fsck import FsckReport
+    from aiopersist.maintenance.holds import Holder
     from aiopersist.maintenance.inspect import ShardView
     from aiopersist.maintenance.overview import ShardSummary
     from aiopersist.maintenance.rounds import MaintenanceRound
@@ -77,16 +80,17 @@ if TYPE_CHECKING:
     from aiopersist.subscription.subscription import Subscription
     from aiopersist.subscription.view import SubscriptionView
     from aiopersist.table.feed import Change, Feed, FeedStep
+    from aiopersist.table.held import TableView
     from aiopersist.table.plan import Repeated
     from aiopersist.table.ranges import ReadRange
     from aiopersist.table.subscribe import SubscribedChanges
-    from aiopersist.table.table import Table, TableView
+    from aiopersist.table.table import Table
     from aiopersist.table.transaction import Transaction
     from aiopersist.write.append_many import Append
     from aiopersist.write.batch import Batch, Part
     from aiopersist.write.builder import Added, BatchBuilder
     from aiopersist.write.handle import WriteHandle
-    from aiopersist.write.outcome import Committed, NotCommitted
+    from aiopersist.write.pending import Committed, NotCommitted
 
 __version__ = "0.1.0"
 
@@ -113,10 +117,12 @@ __all__ = [
     "Description",
     "DiffOverflow",
     "Entry",
+    "Erasure",
     "Error",
     "Feed",
     "FeedStep",
     "FsckReport",
+    "Holder",
     "IncompatibleSchema",
     "Indeterminate",
     "InvalidLocation",
@@ -137,6 +143,7 @@ __all__ = [
     "Part",
     "Progress",
     "ReadHandle",
+    "Remnant",
     "Repeated",
     "Schema",
     "SchemaMismatch",
@@ -187,10 +194,13 @@ __all__ = [
 
 _LATER = {
     "SharedCompaction": "aiopersist.compact.shared_compaction",
+    "Erasure": "aiopersist.erase.erasure",
+    "Remnant": "aiopersist.erase.search",
     "Collected": "aiopersist.gc.collect",
     "Sweep": "aiopersist.gc.sweep",
     "Usage": "aiopersist.gc.sweep",
     "FsckReport": "aiopersist.maintenance.fsck",
+    "Holder": "aiopersist.maintenance.holds",
     "ShardView": "aiopersist.maintenance.inspect",
     "ShardSummary": "aiopersist.maintenance.overview",
     "MaintenanceRound": "aiopersist.maintenance.rounds",
@@ -211,7 +221,7 @@ _LATER = {
     "ReadRange": "aiopersist.table.ranges",
     "SubscribedChanges": "aiopersist.table.subscribe",
     "Table": "aiopersist.table.table",
-    "TableView": "aiopersist.table.table",
+    "TableView": "aiopersist.table.held",
     "Transaction": "aiopersist.table.transaction",
     "Append": "aiopersist.write.append_many",
     "Batch": "aiopersist.write.batch",
@@ -219,8 +229,8 @@ _LATER = {
     "Added": "aiopersist.write.builder",
     "BatchBuilder": "aiopersist.write.builder",
     "WriteHandle": "aiopersist.write.handle",
-    "Committed": "aiopersist.write.outcome",
-    "NotCommitted": "aiopersist.write.outcome",
+    "Committed": "aiopersist.write.pending",
+    "NotCommitted": "aiopersist.write.pending",
     "stash": "aiopersist.stash",
 }
 """The names that are imported when they are first looked up, and their modules."""

@@ -11,7 +11,7 @@ import theirs at once, since what they return, or raise, is not awaited.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -19,6 +19,7 @@ from weakref import ref
 
 from aiopersist.data.lazy import are_imported
 from aiopersist.data.types.schema import Schema
+from aiopersist.errors import Error
 from aiopersist.frontier import Antichain, Time
 from aiopersist.gauges import observed
 from aiopersist.maintenance.upkeep import Upkeep
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from aiopersist.compact.shared_compaction import Goal, SharedCompaction
     from aiopersist.data.lazy import pa
     from aiopersist.data.updates.updates import Updates
+    from aiopersist.erase.erasure import Erasure
     from aiopersist.gc.collect import Collected
     from aiopersist.gc.sweep import Sweep, Usage
     from aiopersist.indexed.indexed import Indexed
@@ -87,6 +89,8 @@ class Client(Root):
         hasty_blob, hasty_consensus, _ = wrap_stores(*stores.guarded(), hasty, runtime)
         self._hasty = hasty_blob.uncached, hasty_consensus
         self._stores = stores
+        self._failed: list[Error] = []
+        """What closing handles raised, until a caller is told."""
         self._shards = Shards(blob, consensus, measures, settings, runtime, readonly=readonly)
         self._stack = self._shards.stack
         self._upkeep = Upkeep(self._stack, background=maintenance and not readonly)
@@ -177,9 +181,11 @@ class Client(Root):
 
     def table(self, name: str, key: Any, val: Any, *, resident: bool | None = None) -> Table[Any, Any]:
         """The table of that name, with keys and vals of those types: at most one val per key. It is created
-        at its first use, as a shard with a wall clock that keeps a day of history until `retain` says
-        otherwise. `TypeError` for types that cannot be stored, `INVALID_TYPE` for those that admit `None`;
-        its first use raises `NOT_A_TABLE` for a shard that is no table, `CodecMismatch` for other types.
+        by its first change, as a shard with a wall clock that keeps a day of history until `retain` says
+        otherwise; opened by hand (`await table`), by a feed, a subscription or a transaction, too. A read
+        creates none: it finds nothing. `TypeError` for types that cannot be stored, `INVALID_TYPE` for those
+        that admit `None`; its first use raises `NOT_A_TABLE` for a shard that is no table, `CodecMismatch`
+        for other types.
 
         `resident`: whether all its contents are in the memory of this client; `None`: while they take less
         than `settings.table_resident_bytes`. All handles of the table share one view: the last one that said
@@ -360,12 +366,19 @@ class Client(Root):
         A repeat of `once`, or of `txn` or a smaller number, runs nothing and returns `Repeated`; both are
         remembered per location. `acks`: pairs of a subscription and a step of it, which are acknowledged in
         the same commit; `InvalidUsage` of kind `CONSUMED` for a step that was acknowledged before: then
-        nothing is written, and a repeat after a lost answer learns that it happened. `Unsupported` where the
-        store cannot write several shards at one moment. One commit; a request for each table if another
-        process has written since."""
-        with self._shards.calls.call():
+        nothing is written, and a repeat after a lost answer learns that it happened; `SKIPPED` if only a
+        later step was. It waits for calls that acknowledge earlier steps: `WOULD_SKIP` if one of them fails
+        meanwhile. `Unsupported` where the store cannot write several shards at one moment. One commit; a
+        request for each table if another process has written since."""
+        given = tuple(acks)
+        with self._shards.calls.call(), ExitStack() as turn:
+            call = None
+            if given:  # it has its place among others before it waits for anything
+                from aiopersist.subscription.subscription import JointCall
+
+                call = turn.enter_context(JointCall(given, self._stack))
             await self._stack.imported("aiopersist.table.transact")
-            return await self._transactions.run(body, txn, once, acks, max_attempts)
+            return await self._transactions.run(body, txn, once, call, max_attempts)
 
     async def happened(self, once: str, shard: str | None = None) -> int | None:
         """The time of the commit that recorded `once` in the shard (`None`: that of the transaction); `None`
@@ -636,6 +649,35 @@ class Client(Root):
 
             return await force_gc(self._shards, self._maintenance, shard)
 
+    async def erase(
+        self,
+        table: Table[K, Any],
+        keys: Iterable[K] | None = None,
+        where: Any = None,
+        *,
+        wait: timedelta = timedelta(minutes=10),
+        end_holds: Iterable[str] = (),
+        dry_run: bool = False,
+    ) -> Erasure:
+        """Erase rows of a table from its stores: those of `keys`, and those for which `where`, as in
+        `Snapshot.to_arrow`, is true, now or in the history. It deletes them, gives up the history up to then,
+        compacts, collects garbage, and reads all that the stores have of the table: `done` is true only if
+        no version, part or rollup has any of these rows.
+
+        It waits for those who hold history or old versions, for as long as `wait`, and then names them
+        (`holders`) and what is left (`remnants`). `end_holds`: the names of holds, critical sinces and
+        subscriptions that it ends if they keep the history; no other is ended. A row that is put again
+        meanwhile stays: `present`. The policy of `retain` stays, too. Repeated, it goes on.
+
+        `dry_run`: change nothing, and say what there is. The stores may keep the bytes of deleted records for
+        a while, and so do copies and backups: see "Erase personal data" in the documentation. Reads all
+        versions and blobs of the table at least twice."""
+        async with self._calling("aiopersist.erase.erasure", "aiopersist.table.table"):
+            from aiopersist.erase.erasure import EraseOptions, erase
+
+            options = EraseOptions(wait, end_holds, dry_run)
+            return await erase(self._tables, self._maintenance, table, keys, where, options)
+
     async def inspect(self, shard: str) -> ShardView:
         """The batches, frontiers and registrations of the shard, table or `Indexed`, at its newest version.
         Three requests, one more for an `Indexed` by its name."""
@@ -682,13 +724,16 @@ class Client(Root):
 
     async def aclose(self) -> None:
         """Close every handle, and release the resources of the client. Idempotent; goes on in the background
-        if the caller is cancelled."""
+        if the caller is cancelled. Raises, at the end, what the closing of a subscription raises."""
         if self._closing is None or not self._closing.done():
             self._shards.calls.check_place()
         await self._close_once(self._close)
+        failed, self._failed = self._failed, []
+        if failed:
+            raise failed[0]
 
     async def _close(self) -> None:
-        await self._shards.release()
+        self._failed = await self._shards.release()
         await self._upkeep.aclose()
         self._shards.scope.close()
         await self._stack.supervisor.aclose()

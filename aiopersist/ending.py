@@ -28,11 +28,14 @@ def when_cancelled(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> 
     return task
 
 
+CANCELLED_S = 0.5  # for tasks that are cancelled
+
+
 async def ended(running: Callable[[], set[asyncio.Task[Any]]], deadline_s: float) -> None:
     """Give these tasks, and those that they begin, `deadline_s` to end by themselves, then cancel them."""
     loop, me = asyncio.get_running_loop(), asyncio.current_task()
-    for _ in range(2):  # the second time they are cancelled
-        end = loop.time() + deadline_s
+    for limit_s in (deadline_s, CANCELLED_S):
+        end = loop.time() + limit_s
         while (left := running() - {me}) and loop.time() < end:
             await asyncio.wait(left, timeout=end - loop.time())  # also for what these begin
         for task in left:
@@ -60,8 +63,9 @@ def told(
     task is told one turn later, and by `asyncio.shield` another one. A caller that waits for the result and
     not for the task may be cancelled, and `work` goes on."""
     answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    task = spawn(_told(work, answer))
-    task.add_done_callback(lambda _: None if answer.done() else answer.cancel())  # it never began
+    task = spawn(telling := _told(work, answer))
+    if not telling.cr_suspended:  # type: ignore[attr-defined]  # else it has begun, and will tell
+        task.add_done_callback(lambda _: None if answer.done() else answer.cancel())
     return task, answer
 
 

@@ -52,6 +52,11 @@ def shown(value: object, limit: int = 80) -> str:
     return f"{text[: limit - 4]}...{last}"
 
 
+def to_install(extra: str) -> str:
+    """What to do where an extra of the library is missing. The library is not on PyPI."""
+    return f"pip install '.[{extra}]' in a clone of aiopersist"
+
+
 class UsageKind(StrEnum):
     """The caller's mistake: `InvalidUsage.kind`."""
 
@@ -63,6 +68,8 @@ class UsageKind(StrEnum):
     BATCH_NOT_FROM_THIS_SHARD = "BATCH_NOT_FROM_THIS_SHARD"
     INVALID_REWRITE = "INVALID_REWRITE"
     CONSUMED = "CONSUMED"
+    SKIPPED = "SKIPPED"
+    WOULD_SKIP = "WOULD_SKIP"
     OUTCOME_PENDING = "OUTCOME_PENDING"
     FINALIZATION_ERROR = "FINALIZATION_ERROR"
     INVALID_TIME = "INVALID_TIME"

@@ -100,7 +100,7 @@ class Antichain:
         return any(e != time and less_equal(e, _same_shape(self, time)) for e in self.elements)
 
     def __le__(self, other: "Antichain | Time") -> bool:
-        found = _comparable(other)
+        found = other if type(other) is Antichain else _comparable(other)
         if found is None:
             return NotImplemented
         if len(found.elements) == 1:  # most frontiers have one element
@@ -147,7 +147,7 @@ class Antichain:
         from pydantic_core import core_schema
 
         return core_schema.no_info_plain_validator_function(
-            _from_json,
+            antichain_of,
             serialization=core_schema.plain_serializer_function_ser_schema(attrgetter("elements")),
         )
 
@@ -163,14 +163,17 @@ def _comparable(value: object) -> Antichain | None:
 def successor(time: Time) -> Antichain:
     """The least frontier that has passed `time`, an int: `{}` after the greatest."""
     assert isinstance(time, int)
-    return Antichain(time + 1) if time < TIME_MAX else Antichain()
+    return _of_int(time + 1) if time < TIME_MAX else Antichain()
 
 
 def predecessor(frontier: Antichain) -> Antichain:
     """The component-wise predecessors of the elements of `frontier`, at least the minimum. If all times
     before `frontier` are complete, one of these is at or beyond the result: for ints the last one."""
+    elements = frontier.elements
+    if len(elements) == 1 and type(time := elements[0]) is int:  # a shortcut for most frontiers
+        return _of_int(max(time - 1, 0))
     return Antichain(
-        *(max(e - 1, 0) if isinstance(e, int) else tuple(max(c - 1, 0) for c in e) for e in frontier.elements)
+        *(max(e - 1, 0) if isinstance(e, int) else tuple(max(c - 1, 0) for c in e) for e in elements)
     )
 
 
@@ -194,14 +197,14 @@ def frontier(value: "Antichain | Time") -> Antichain:
 
 def minimum(time_length: int | None) -> Antichain:
     """The least frontier: `{0}`, or `{(0, 0)}` for product times of length 2. `None`: int times."""
-    return Antichain(0) if time_length is None else Antichain((0,) * time_length)
+    return _of_int(0) if time_length is None else Antichain((0,) * time_length)
 
 
 def shaped(value: "Antichain | Time", time_length: int | None) -> Antichain:
     """`value` as a frontier of times of that length (`None`: ints); `INVALID_TIME` for times of another
     shape."""
     if time_length is None and type(value) is int:  # most calls
-        return Antichain(value)
+        return _of_int(value)
     found = frontier(value)
     if found.elements:
         minimum(time_length).less_equal(found.elements[0])  # raises for another shape
@@ -271,7 +274,8 @@ def _of_int(time: int) -> Antichain:
     return Antichain(time)
 
 
-def _from_json(value: Any) -> Antichain:
+def antichain_of(value: Any) -> Antichain:
+    """The frontier that JSON has as a list of its times; `ValueError` if it is none."""
     if type(value) is Antichain:
         return value
     try:

@@ -1,12 +1,24 @@
-"""Calls of functions that a user gives: plain functions, or coroutine functions, not the other kind."""
+"""Calls of functions that a user gives: plain functions, or coroutine functions, not the other kind.
 
-from collections.abc import Awaitable, Callable
+A change that the body of a transaction makes in another way than by its transaction stays though the body
+raises, and comes again when the body runs again: the log warns of it. It is no error, since a body may wait
+for its own client. Only what the body's own task calls counts: work that a body gives to another task is
+meant to be apart.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from inspect import isawaitable, iscoroutine
 from typing import Any, TypeVar
 
 from aiopersist.errors import shown
 
 T = TypeVar("T")
+log = logging.getLogger("aiopersist").getChild("table")
 
 
 def call_plain(function: Callable[..., T], *arguments: Any) -> T:
@@ -26,3 +38,38 @@ async def call_async(function: Callable[..., Awaitable[T]], *arguments: Any) -> 
         raise TypeError(f"{shown(function)} is no coroutine function: give one that `async def` makes")
     awaited: T = await result
     return awaited
+
+
+@dataclass(eq=False)
+class _Body:
+    client: object
+    task: "asyncio.Task[Any] | None"
+    told: set[str] = field(default_factory=set)
+
+
+_running: ContextVar[_Body | None] = ContextVar("body", default=None)
+
+
+@contextmanager
+def body_of(client: object) -> Iterator[None]:
+    """Within it the body of a transaction of that client runs, in this task."""
+    token = _running.set(_Body(client, asyncio.current_task()))
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def warn_in_body(client: object, call: str, instead: str, depth: int = 3) -> None:
+    """Warn, once for a run, if a body of a transaction of that client makes this call. The log has the place
+    `depth` frames away, this one included."""
+    body = _running.get()
+    if body is None or body.client is not client or body.task is not asyncio.current_task():
+        return
+    if call not in body.told:
+        body.told.add(call)
+        text = (
+            "%s in the body of a transaction is no part of it: it stays if the body raises, and happens "
+            "again if the body runs again. Write %s; or do it in a task of its own"
+        )
+        log.warning(text, call, instead, extra={"call": call}, stacklevel=depth)

@@ -3,31 +3,25 @@
 - `Opening` is what an opening call returns: `await` it, or enter it with `async with`. It enters no task
   group and no cancel scope, so a resource may be closed in another task than it was opened in.
 - `Root` is a resource that no other resource closes: a client.
-- `Supervisor` owns every task of a client. A failure of a task is logged and counted; it never cancels the
-  user's code.
 - `Scope` is the life of a handle. It refuses calls from another loop, thread or process, and calls after the
   end. When it closes, it ends the calls that wait, as `asyncio.timeout` does: by one cancellation that it
   takes back.
 """
 
 import asyncio
-import os
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
-from contextvars import Context
+from copy import copy
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from weakref import WeakKeyDictionary, ref
 
-from aiopersist.ending import ended, when_cancelled
 from aiopersist.errors import Error, InvalidUsage, UsageKind
-from aiopersist.failures import Failures
-from aiopersist.runtime import SYSTEM, Runtime, begun
-
-RELEASE_DEADLINE_S = 5.0  # closing never hangs on a store that is gone; leases end the rest
-UNCLOSED_S = 0.5  # the same where the loop ends and nothing was closed
+from aiopersist.runtime import OwnProcess, Runtime
+from aiopersist.supervisor import Supervisor
 
 
 class Closeable(Protocol):
@@ -50,8 +44,21 @@ class Resource(ABC):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *error: object) -> None:
-        await self.aclose()
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await _close_behind(self, error)
+
+
+async def _close_behind(resource: Closeable, error: BaseException | None) -> None:
+    """Close it at the end of a block that `error` has ended, if anything: what closing raises is told by the
+    first error, and raised only if there is none."""
+    try:
+        await resource.aclose()
+    except Error as failed:
+        if error is None:
+            raise
+        error.add_note(f"and then, as it was closed: {failed}")
 
 
 _closings: set[asyncio.Task[None]] = set()  # the loop itself keeps no task alive
@@ -74,7 +81,7 @@ class Root(Resource):
         await asyncio.shield(self._closing)
 
     def __del__(self) -> None:
-        if self._tasks is not None and not self._tasks.closed:
+        if self._tasks is not None and not self._tasks.closed and self._tasks.process.is_here:
             text = f"a {type(self).__name__} was never closed: enter it with `async with`, or await aclose()"
             warnings.warn(text, ResourceWarning, source=self, stacklevel=2)
 
@@ -123,7 +130,7 @@ class Opening(Coroutine[Any, Any, R], Generic[R]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._resource is not None:
-            await self._resource.aclose()
+            await _close_behind(self._resource, error)
 
     def __repr__(self) -> str:
         return f"<Opening of {self._call}>"
@@ -153,73 +160,6 @@ class Opening(Coroutine[Any, Any, R], Generic[R]):
             raise TypeError(self._advice("was not awaited, so nothing comes of it yet"))
 
 
-class Supervisor:
-    """Owns tasks. They live until they end or the supervisor closes."""
-
-    def __init__(
-        self, runtime: Runtime = SYSTEM, label_of: Callable[[str], str | None] = lambda shard_id: None
-    ) -> None:
-        self.apart: Callable[[], Context | None] = lambda: None  # the context of background work
-        self.failures = Failures(runtime, label_of)
-        """The failures of the background work, also of loops that go on after a failure."""
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._loops: set[asyncio.Task[Any]] = set()
-        self._last: asyncio.Task[None] | None = None
-        self._closed = self._ending = False
-
-    @property
-    def closed(self) -> bool:
-        """Whether it has ended its tasks."""
-        return self._closed
-
-    def spawn(self, work: Job, name: str, *, abandon: bool = False, eager: bool = False) -> asyncio.Task[Any]:
-        """Run `work`, whose outcome the caller awaits or has given up; `eager` as `begun` is. It has a
-        moment to end by itself when the supervisor closes, unless the caller said `abandon`."""
-        task = begun(work, name) if eager else asyncio.create_task(work, name=name)
-        (self._loops if abandon else self._tasks).add(task)
-        task.add_done_callback(self._done)
-        self._last = self._last or when_cancelled(self._end_unclosed, "end the tasks of a client")
-        return task
-
-    def background(self, work: Job, name: str) -> asyncio.Task[Any]:
-        """Run `work`, which nothing awaits: its failure is logged and counted, and closing cancels it."""
-        task = asyncio.create_task(work, name=name, context=self.apart())
-        self._loops.add(task)
-        task.add_done_callback(self._loop_done)
-        if self._ending:
-            task.cancel()
-        return task
-
-    async def aclose(self, deadline_s: float = RELEASE_DEADLINE_S) -> None:
-        """Cancel the background work, give the other tasks `deadline_s` to end by themselves, then cancel
-        them."""
-        self._closed = True
-        if self._last is not None:
-            self._last.cancel()
-        await self._end(deadline_s)
-
-    async def _end_unclosed(self) -> None:
-        if not self._closed:
-            await self._end(UNCLOSED_S)
-
-    async def _end(self, deadline_s: float) -> None:
-        self._ending = True
-        for task in self._loops - {asyncio.current_task()}:
-            task.cancel()
-        await ended(lambda: {*self._loops, *self._tasks}, deadline_s)
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        self._loops.discard(task)
-        if not task.cancelled():
-            task.exception()  # so that asyncio does not report it as never retrieved
-
-    def _loop_done(self, task: asyncio.Task[Any]) -> None:
-        self._loops.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.failures.report(task.get_name(), error)
-
-
 class Scope:
     """The life of a handle. `with scope.call():` surrounds every public call that waits."""
 
@@ -237,7 +177,7 @@ class Scope:
         """The name of a shard, by its id, as the user calls it."""
         self.closed = False
         self._loop = asyncio.get_running_loop()
-        self._pid = os.getpid()
+        self._process = OwnProcess(what)
         self._calls: dict[_Call, None] = {}  # no set: the order of its members differs from run to run
         self._children: dict[Scope, None] = {}
         self.on_close: Callable[[], None] = lambda: None
@@ -249,8 +189,9 @@ class Scope:
 
     def check(self) -> None:
         """Raise `InvalidUsage` unless a call may begin, now and in this loop."""
-        self.check_open()
-        self.check_place()
+        if self.closed or not self._process.is_here or asyncio._get_running_loop() is not self._loop:
+            self.check_open()
+            self.check_place()
 
     def check_open(self) -> None:
         """The first half of `check`."""
@@ -270,8 +211,8 @@ class Scope:
 
     def check_place(self) -> None:
         """Raise `InvalidUsage` in another process, thread or event loop than that of the opening."""
-        if os.getpid() != self._pid:
-            raise self.sign(InvalidUsage(UsageKind.WRONG_LOOP, f"{self.what} was opened before a fork"))
+        if not self._process.is_here:
+            raise self.sign(self._process.refusal())
         if asyncio._get_running_loop() is not self._loop:
             text = f"{self.what} belongs to another event loop"
             raise self.sign(InvalidUsage(UsageKind.WRONG_LOOP, text))
@@ -323,6 +264,8 @@ class _Call:
         self._scope._calls.pop(self, None)
         if isinstance(error, Error):
             self._scope.sign(error)
+            if (own := own_error(error)) is not error:
+                raise own from error
         mine = self._interrupted and self._task.uncancel() <= self._cancelling
         if mine and isinstance(error, asyncio.CancelledError):
             raise self._scope.closed_error(f"{self._scope.what} was closed") from None
@@ -331,6 +274,30 @@ class _Call:
         if self._task is not asyncio.current_task():
             self._interrupted = True
             self._task.cancel()
+
+
+_told: "WeakKeyDictionary[Error, ref[asyncio.Task[Any]]]" = WeakKeyDictionary()
+"""The task whose call got the error."""
+
+
+def own_error(error: E) -> E:
+    """The error for the call of this task: a copy, if the call of another task got it. Calls share requests,
+    commits and openings; what one of them does to its error, such as a note, the others must not see."""
+    me, told = asyncio.current_task(), _told.get(error)
+    if told is not None and told() is not me:
+        error = copy(error)
+        error.__notes__ = [*getattr(error, "__notes__", ())]
+    if me is not None:
+        _told[error] = ref(me)
+    return error
+
+
+async def shared(task: "asyncio.Task[T]") -> T:
+    """The result of a task for which other calls wait, too."""
+    try:
+        return task.result() if task.done() else await asyncio.shield(task)
+    except Error as error:
+        raise own_error(error) from error.__cause__
 
 
 class Handle(Closeable, Protocol):

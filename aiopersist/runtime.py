@@ -2,6 +2,9 @@
 
 All decisions take them from a `Runtime`, so the whole library, with several clients, can run under a
 virtual clock from a seed. A lint rule bans the modules behind this one everywhere else.
+
+And the process that an object belongs to: a child of `fork` has a copy of each client, with its sockets,
+which its parent uses, too, and without its threads and its locks of files.
 """
 
 import asyncio
@@ -12,8 +15,11 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any, TypeVar
+
+from aiopersist.errors import InvalidUsage, UsageKind
 
 T = TypeVar("T")
 
@@ -28,13 +34,10 @@ RETRY_DELAY_MAX_S = 16.0  # a store that is back is noticed within this time
 class Runtime:
     """The system's clocks and randomness. Simulations replace it."""
 
-    def wall(self) -> float:
-        """Unix seconds, to show to people and as the clock of embedded stores."""
-        return time.time()
-
-    def monotonic(self) -> float:
-        """Seconds that never go back, and that count suspended time."""
-        return time.clock_gettime(_BOOTTIME)
+    wall: Callable[[], float] = staticmethod(time.time)
+    """Unix seconds, to show to people and as the clock of embedded stores."""
+    monotonic: Callable[[], float] = staticmethod(partial(time.clock_gettime, _BOOTTIME))
+    """Seconds that never go back, and that count suspended time."""
 
     def uuid(self) -> uuid.UUID:
         """A fresh random id."""
@@ -74,7 +77,7 @@ _tokens: deque[str] = deque()  # of this process; each is taken once, in whateve
 def _more_tokens() -> str:
     """A token; others wait: the system makes many random bytes as fast as a few."""
     data = os.urandom(16 * TOKENS_AT_ONCE).hex()
-    first, *others = (data[at : at + 32] for at in range(0, len(data), 32))
+    first, *others = [data[at : at + 32] for at in range(0, len(data), 32)]
     _tokens.extend(others)
     return first
 
@@ -83,6 +86,32 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_tokens.clear)
 
 SYSTEM = Runtime()
+
+FORK_ADVICE = "start the process by `spawn`, or open it after the fork, in each process, and never before"
+
+
+class OwnProcess:
+    """The process that made an object. `what` names the object in errors."""
+
+    __slots__ = ("_pid", "_what")
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._pid = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this one."""
+        return os.getpid() == self._pid
+
+    def check(self) -> None:
+        """`InvalidUsage` in any other."""
+        if not self.is_here:
+            raise self.refusal()
+
+    def refusal(self) -> InvalidUsage:
+        """The error of a call in another process."""
+        return InvalidUsage(UsageKind.WRONG_LOOP, f"{self._what} was opened before a fork: {FORK_ADVICE}")
 
 
 def begun(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:

@@ -92,7 +92,8 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     clients of a location: each forgets by its own."""
     clock_ahead_max_s: Seconds = 3600.0
     """How far beyond now an append may move the upper of a shard with a wall clock: its times reach every
-    table that shares a commit with it."""
+    table that shares a commit with it. Also the greatest step of the clock of a bucket that is believed,
+    unless the clock of this machine says the same."""
 
     tombstone_retention_s: Seconds = 30 * 24 * 3600.0
     """How long the tombstone of a dropped shard, and its freed name, stay at least: longer than a process

@@ -2,13 +2,21 @@
 
 They are those of an executor of its own: of the loop's, an application may have few, all at work. anyio has
 threads, too, but its first one imports all of it, which takes a tenth of the time of a short process.
+
+A child of a fork has none of its parent's threads, and all locks that they had at that moment, for ever:
+whoever needs one there waits without end. So a fork waits while a thread is `kept_from_forks`.
 """
 
 import asyncio
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
 from typing import TypeVar
+
+from aiopersist.runtime import OwnProcess
 
 T = TypeVar("T")
 
@@ -21,6 +29,7 @@ class Threads:
         self._name = name
         self._executor: ThreadPoolExecutor | None = None
         self._under_way = 0
+        self.process = OwnProcess(name)
 
     @property
     def running(self) -> int:
@@ -35,6 +44,7 @@ class Threads:
     async def run(self, work: Callable[[], T]) -> T:
         """The result of `work`, which runs in a thread, in the context of the caller. A cancelled caller
         stops waiting: work that runs goes on, and its result is dropped; work that waits never runs."""
+        self.process.check()
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self.most, self._name)
         self._under_way += 1
@@ -55,3 +65,75 @@ class Threads:
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=False)
+
+
+FORK_WAIT_S = 60.0  # at most: a commit takes milliseconds, an import a second, on a busy machine many
+
+
+class _ForkGate:
+    """Threads go in and out; a fork waits until no other thread is within, and keeps others out."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._forks = 0
+        self._within = dict[int, int]()  # by thread: one may enter again
+
+    def enter(self) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._forks or me in self._within)
+            self._within[me] = self._within.get(me, 0) + 1
+
+    def leave(self) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            self._within[me] -= 1
+            if not self._within[me]:
+                del self._within[me]
+                self._changed.notify_all()
+
+    def has_others(self) -> bool:
+        return bool(self._within.keys() - {threading.get_ident()})
+
+    def shut(self) -> None:
+        with self._changed:
+            self._forks += 1
+            self._changed.wait_for(lambda: not self.has_others(), FORK_WAIT_S)
+
+    def open(self) -> None:
+        with self._changed:
+            self._forks -= 1
+            self._changed.notify_all()
+
+
+_gate = _ForkGate()
+_fell_within = False
+
+
+@contextmanager
+def kept_from_forks() -> Iterator[None]:
+    """Surrounds what a thread does while it has locks that a child of a fork needs, too."""
+    gate = _gate
+    gate.enter()
+    try:
+        yield
+    finally:
+        gate.leave()
+
+
+def was_forked_within() -> bool:
+    """Whether this process was forked while a thread was kept from it, which took longer than a fork waits:
+    some lock may be held for ever."""
+    return _fell_within
+
+
+def _begin_as_child() -> None:
+    global _gate, _fell_within
+    _fell_within = _fell_within or _gate.has_others()
+    _gate = _ForkGate()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=lambda: _gate.shut(), after_in_parent=lambda: _gate.open(), after_in_child=_begin_as_child
+    )

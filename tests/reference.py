@@ -32,8 +32,7 @@ FETCHED = re.compile(
     r"""|(?:url\(|@import\s*)["']?((?:https?:)?//[^"')\s]+)"""
 )
 
-# A type variable, and constructors that users reach by another name.
-LEFT_OUT = re.compile(r".*\.(T|ReadHandle\.open|SinceHandle\.open|WriteHandle\.open)|aiopersist\.stash")
+LEFT_OUT = re.compile(r".*\.T|aiopersist\.stash")  # a type variable
 # The suites are inherited from as a whole, and every stash has the members of `Stash`.
 MEMBERS_ELSEWHERE = re.compile(
     r"aiopersist\.(testing\..*Conformance|stash\.(Memory|Postgres|Sqlite)Stash)\..+"

@@ -25,10 +25,22 @@ PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
 # Names of contracts: each package's users meet one of them only.
 TWICE = {"Fenced"}
 
-# Names of others, which no code here uses: of Postgres, S3, Parquet, Python and the tools in the docs.
+# Names of others, which no code here uses: of Postgres, S3, Parquet, Python, Java and the tools in the docs.
 FOREIGN = frozenset(
     {"PGPASSWORD", "POST", "DATA_SOURCE_NOT_FOUND", "ceil", "host1", "jq", "log2", "psql", "py313"}
-    | {"pyspark_aiopersist", "rs", "spine_fueled", "sqlite_version", "key_name", "val_name"}
+    | {
+        "OptionalDataException",
+        "ProcessPoolExecutor",
+        "mp_context",
+        "worker_process_init",
+        "pyspark_aiopersist",
+        "rs",
+        "ser_json_bytes",
+        "spine_fueled",
+        "sqlite_version",
+        "key_name",
+        "val_name",
+    }
 )
 
 MENTION = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")

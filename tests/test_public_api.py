@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from enum import EnumType
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,10 @@ def names(module: Any) -> list[str]:
 
 
 def signature(value: Any) -> str:
-    """Parameters, defaults and types, without the modules that types are defined in."""
+    """Parameters, defaults and types, without the modules that types are defined in. None of an enum: it is
+    of Python, and differs between its versions; the members are listed."""
+    if isinstance(value, EnumType):
+        return ""
     try:
         text = str(inspect.signature(value))
     except (TypeError, ValueError):

@@ -70,7 +70,7 @@ class Copier:
                     yield _within(table, step.upper)
 
         with session.scope.call():
-            await append_all([CopyAppend(session, step.lower, step.upper, {}, updates=tables, mark=mark)])
+            await append_all([CopyAppend(session, step.lower, step.upper, tables, mark=mark)])
         self._read = read + step.updates_max
         self._tell()
 

@@ -11,11 +11,11 @@ from aiopersist.errors import SinceViolation
 from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.parts.runs import merged, plan_runs
 from aiopersist.read.session import ReadSession
-from aiopersist.resource import RELEASE_DEADLINE_S
 from aiopersist.shard.hold import Need
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards
 from aiopersist.state.model import HollowBatch, State
+from aiopersist.supervisor import RELEASE_DEADLINE_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
 """The shard that becomes a copy: found or created, and appended to."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, fields
 from math import inf
 from typing import Any
+
+from msgspec.structs import asdict
 
 from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
@@ -29,37 +30,35 @@ from aiopersist.state.lifecycle import Finalize
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.retention import ReleaseCritical
 from aiopersist.storage.readonly import refuse
-from aiopersist.write.append import RowsAppend
+from aiopersist.write.pending import PendingAppend
 from aiopersist.write.session import Session
-from aiopersist.write.staged import StagedBatch, StagingContext
+from aiopersist.write.staged import StagingContext
 
 Tables = Callable[[], "AsyncGenerator[pa.Table, None]"]
 """Updates, as often as they are needed."""
 
 
-@dataclass(eq=False)
-class CopyAppend(RowsAppend):
+class CopyAppend(PendingAppend, eq=False):
     """An append of a copier; `updates` are `Tables`. Its times are those of the source, however far that is
     ahead of the clock here."""
 
     mark: CopyMark | None = None
 
-    def __post_init__(self) -> None:
-        """`updates` are taken as they are asked for."""
+    def _take(self) -> None:
+        """They are taken as they are asked for."""
 
     @property
     def can_begin_again(self) -> bool:
         return True
 
-    async def _take(self, upload: Upload) -> None:
+    async def _fill(self, upload: Upload) -> None:
         async with aclosing(self.updates()) as tables:
             async for table in tables:
                 await upload.add(table)
 
-    def command(self, writer: str, batch: HollowBatch, batches: Sequence[StagedBatch] = ()) -> AppendCopied:
-        plain = super().command(writer, batch, batches)
-        values: dict[str, Any] = {field.name: getattr(plain, field.name) for field in fields(plain)}
-        return AppendCopied(**{**values, "ahead_max_s": inf, "mark": self.mark})
+    def command_of(self, batch: HollowBatch) -> AppendCopied:
+        plain = asdict(super().command_of(batch))
+        return AppendCopied(**{**plain, "ahead_max_s": inf, "mark": self.mark})
 
 
 async def open_copy(shards: Shards, name: str, source: Shard) -> Shard:

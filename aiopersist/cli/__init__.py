@@ -7,13 +7,24 @@ import sys
 def main() -> None:
     """The entry point; exit status 2 if it cannot begin, 130 if it is interrupted, also while it begins."""
     try:
+        from aiopersist.cli.terminal import drop_unwritten, open_descriptors
+
+        open_descriptors()
         from aiopersist.cli.app import app
 
-        app()
+        try:
+            app()
+        finally:
+            drop_unwritten()
     except ModuleNotFoundError as e:
         if e.name not in ("typer", "rich"):
             raise
-        sys.stderr.write(f"{e.name} is not installed: pip install 'aiopersist[cli]'\n")
+        from aiopersist.errors import to_install
+
+        sys.stderr.write(f"{e.name} is not installed: {to_install('cli')}\n")
+        raise SystemExit(2) from None
+    except OSError as e:  # commands tell theirs themselves: the help or the version cannot be written
+        sys.stderr.write(f"aiopersist: {e.strerror or e}\n")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         sys.stderr.write("aiopersist: interrupted\n")

@@ -9,12 +9,14 @@ from rich.text import Text
 
 from aiopersist.cli.command import CannotBegin, Invocation, Problems, Yes
 from aiopersist.cli.each import chosen, each, indexed_names
+from aiopersist.cli.holds import held_json, held_lines
 from aiopersist.cli.names import All, AnyShard, ShardName, SomeShards
 from aiopersist.cli.progress import drawn
 from aiopersist.cli.show import keeper_text, subscription_cells, subscription_table
 from aiopersist.cli.shown import counted, plain_table, safe, shown_age, shown_bytes
 from aiopersist.cli.when import duration_of
 from aiopersist.client import Client
+from aiopersist.maintenance.holds import held_back
 from aiopersist.maintenance.inspect import Keeper, keeper
 
 SWEEP_SHOWN = 20  # keys
@@ -58,11 +60,13 @@ async def compact(run: Invocation, shards: SomeShards = None, all_: All = False)
             return {
                 "batches": [len(before.batches), len(after.batches)],
                 "bytes": [_bytes(before), _bytes(after)],
+                "held_by": held_json(held_back(after), after),
             }
 
         def told(result: dict[str, Any]) -> str:
             sizes = zip(result["batches"], result["bytes"], strict=True)
-            return " -> ".join(f"{counted(n, 'batch')}, {shown_bytes(size)}" for n, size in sizes)
+            merged = " -> ".join(f"{counted(n, 'batch')}, {shown_bytes(size)}" for n, size in sizes)
+            return f"{merged}{_but(result)}"
 
         await each(run, await chosen(client, shards, all_), work, told, "compacting", all_=all_)
 
@@ -135,10 +139,19 @@ async def retain(
 
         async def work(name: str) -> dict[str, Any]:
             await client.retain(name, policy)
-            return {"keep": keep}
+            view = await client.inspect(name)
+            return {"keep": keep, "held_by": held_json(held_back(view), view)}
 
-        names = await chosen(client, shards, all_)
-        await each(run, names, work, lambda result: f"keeps {keep}", "retaining", all_=all_)
+        def told(result: dict[str, Any]) -> str:
+            return f"keeps {keep}{_but(result)}"
+
+        await each(run, await chosen(client, shards, all_), work, told, "retaining", all_=all_)
+
+
+def _but(result: dict[str, Any]) -> str:
+    """Who keeps more history than the policy does."""
+    lines = held_lines(result["held_by"])
+    return f"; history is held longer:{lines}" if lines else ""
 
 
 def kept(text: str) -> int | timedelta | None:
@@ -236,7 +249,7 @@ async def forget(
     for share, row in rows.items():
         last = "never" if row.last_ack is None else f"{shown_age(view.now - row.last_ack)} ago"
         behind, keeps = counted(row.lag_updates, "update"), shown_bytes(row.held_bytes)
-        what = f"{behind} behind, last ack {last}, keeps {keeps}"
+        what = f"at most {behind} behind, last ack {last}, keeps {keeps}"
         run.out.print(safe(share), "is forgotten:" if yes else "would be forgotten:", what, soft_wrap=True)
     if not yes:
         run.say("nothing was changed: say --yes to forget it")
@@ -249,5 +262,8 @@ async def _shares(client: Client, shard: str, name: str) -> list[str]:
     ]
     if not found:
         others = ", ".join(map(repr, there)) or "none"
-        raise Problems(f"{shard!r} has no subscription {name!r}; it has {others}")
+        holds = (await client.inspect(shard)).holds
+        is_hold = any(hold.kind in ("named", "critical") and hold.id == name for hold in holds)
+        hint = "; it is a hold: aiopersist release ends it" if is_hold else ""
+        raise Problems(f"{shard!r} has no subscription {name!r}; it has {others}{hint}")
     return found

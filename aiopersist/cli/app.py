@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from aiopersist.cli import (
     admin,
@@ -14,6 +13,7 @@ from aiopersist.cli import (
     copy,
     doctor,
     dump,
+    erase,
     load,
     ls,
     maintain,
@@ -32,6 +32,7 @@ from aiopersist.cli.command import (
     stop,
 )
 from aiopersist.cli.location import LocationOptions
+from aiopersist.cli.terminal import prepare, results
 from aiopersist.demo import history as demo_history
 from aiopersist.demo import indexed as demo_indexed
 from aiopersist.demo import spark as demo_spark
@@ -55,6 +56,8 @@ def root(
     ] = False,
 ) -> None:
     """Durable, definite, time-varying collections."""
+    if (fault := prepare()) is not None:
+        stop(fault, CANNOT_BEGIN)
 
 
 for command in (
@@ -68,6 +71,7 @@ for command in (
     tables.get,
     tables.put,
     tables.rm,
+    erase.erase,
     copy.copy,
     admin.subscriptions,
     admin.forget,
@@ -115,4 +119,4 @@ def demo(
     chosen = [run for run, is_chosen in demos.items() if is_chosen] or [demo_history.run]
     if len(chosen) > 1:
         stop("--tables, --indexed and --spark are demos of their own: choose one", CANNOT_BEGIN)
-    execute(chosen[0](options, Console()))
+    execute(chosen[0](options, results()))

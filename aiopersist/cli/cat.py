@@ -14,7 +14,9 @@ from rich.text import Text
 from aiopersist.cli.command import CannotBegin, Invocation
 from aiopersist.cli.formats import BINARY, Format, as_json, cell, sink_of
 from aiopersist.cli.names import ShardName
-from aiopersist.cli.when import as_of_option, complete_times
+from aiopersist.cli.shown import safe
+from aiopersist.cli.terminal import escaped, output
+from aiopersist.cli.when import as_of_option, complete_times, known_time
 from aiopersist.data.part.select import project, resolve_columns
 from aiopersist.data.part.where_text import parse_where
 from aiopersist.data.types.schema import Schema
@@ -74,10 +76,8 @@ async def write(run: Invocation, shard: str, options: CatOptions) -> None:
         where = condition(options.where, schema)
         columns = chosen_columns(schema, options.columns)
         with complete_times(shard, options.as_of):
-            async with (
-                client.reader(shard, schema) as reader,
-                reader.snapshot(options.as_of, wait=False) as snapshot,
-            ):
+            time = await known_time(run, client, shard, options.as_of)
+            async with client.reader(shard, schema) as reader, reader.snapshot(time, wait=False) as snapshot:
                 batches = snapshot.batches(where, options.columns)
                 await write_batches(run, batches, columns, options.limit, options.format)
 
@@ -110,8 +110,7 @@ async def write_batches(
     if form is Format.TABLE:
         await _show(_limited(batches, ROWS_SHOWN if limit is None else limit), run.out)
         return
-    sys.stdout.flush()
-    sink = sink_of(form, sys.stdout.buffer, columns)
+    sink = sink_of(form, output(), columns)
     async for batch in _limited(batches, limit):
         await asyncio.to_thread(sink.write, batch)
     sink.close()
@@ -132,7 +131,7 @@ async def _show(batches: AsyncIterator[Any], console: Console) -> None:
     async for batch in batches:
         if not table.columns:
             for name in batch.schema.names:
-                table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=CELL_WIDTH)
+                table.add_column(safe(name), overflow="ellipsis", no_wrap=True, max_width=CELL_WIDTH)
         for row in batch.to_pylist():
             table.add_row(*(Text(_shown(value)) for value in row.values()))
     if table.columns:
@@ -142,4 +141,4 @@ async def _show(batches: AsyncIterator[Any], console: Console) -> None:
 def _shown(value: Any) -> str:
     """A value for people: nothing in it moves the cursor."""
     text = cell(value)
-    return text if text.isprintable() else as_json(text)
+    return text if text.isprintable() else escaped(as_json(text))

@@ -23,7 +23,8 @@ from aiopersist.cli.formats import as_json, cell
 from aiopersist.cli.names import ShardName
 from aiopersist.cli.shown import shown_time
 from aiopersist.cli.tables import key_type
-from aiopersist.cli.when import complete_times, time_of
+from aiopersist.cli.terminal import output
+from aiopersist.cli.when import complete_times, known_time, time_of
 from aiopersist.client import Client
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.updates import Updates
@@ -50,10 +51,11 @@ async def diff(
         _, schema = await client.schema(shard)
         kept, whole = condition(where, schema), chosen_columns(schema, names)
         with complete_times(shard, first, last):
+            start, end = [await known_time(run, client, shard, time) for time in (first, last)]
             async with (
                 client.reader(shard, schema) as reader,
-                reader.snapshot(last, wait=False) as new,
-                reader.snapshot(first, wait=False) as old,  # opened last: its history is there in the other
+                reader.snapshot(end, wait=False) as new,
+                reader.snapshot(start, wait=False) as old,  # opened last: its history is there in the other
             ):
                 if isinstance(old.as_of, int) and isinstance(new.as_of, int) and new.as_of < old.as_of:
                     raise CannotBegin(f"{after or 'the newest time'} is before {before}")
@@ -77,8 +79,9 @@ async def tail(
         changes = _of_table if view.table else _of_shard
         async with aclosing(changes(client, shard, schema, cursor, from_start)) as lines:
             async for line in lines:
-                sys.stdout.write((as_json(line) if as_lines else _told(line, view.clock)) + "\n")
-                sys.stdout.flush()
+                out = output()
+                out.write(f"{as_json(line) if as_lines else _told(line, view.clock)}\n".encode())
+                out.flush()
 
 
 async def _of_table(

@@ -14,9 +14,10 @@ options; `register` adds those that all commands have.
 
 import asyncio
 import inspect
-import os
+import signal
 import sqlite3
 import sys
+import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, NamedTuple, NoReturn
@@ -26,6 +27,7 @@ import typer
 from rich.console import Console
 
 from aiopersist.cli.location import LocationOptions
+from aiopersist.cli.terminal import complain, decoded, drop_unwritten, messages, output, results
 from aiopersist.client import Client
 from aiopersist.demo.common import CheckFailed
 from aiopersist.demo.git import GitError
@@ -36,7 +38,7 @@ PROBLEMS = 1
 CANNOT_BEGIN = 2
 INTERRUPTED = 130
 NAMES_TOLD = 8
-PIPE_WIDTH = 4096  # characters: a program that reads lines wants them whole
+PATHS = {"files", "to", "to_location"}  # arguments that the system has named, in its own encoding
 
 Location = Annotated[
     str | None, typer.Option(help="A directory or s3://bucket/prefix, or what $AIOPERSIST_LOCATION says.")
@@ -118,8 +120,9 @@ class Invocation(NamedTuple):
         self._write(pydantic_core.to_json(value))
 
     def _write(self, data: bytes) -> None:
-        sys.stdout.write(data.decode() + "\n")
-        sys.stdout.flush()  # whoever reads it through a pipe may wait for it
+        out = output()
+        out.write(data + b"\n")
+        out.flush()  # whoever reads it through a pipe may wait for it
 
 
 @asynccontextmanager
@@ -145,7 +148,8 @@ def register(
         debug = values.pop("debug")
         location = LocationOptions(*(values.pop(name) for name in LocationOptions._fields))
         check_location(location)
-        run = Invocation(location, values.pop("as_json"), console(sys.stdout), Console(stderr=True))
+        values |= {name: decoded(value) for name, value in values.items() if name not in PATHS}
+        run = Invocation(location, values.pop("as_json"), results(), messages())
         execute(work(run, **values), debug=debug)
 
     own = list(inspect.signature(work, eval_str=True).parameters.values())[1:]
@@ -166,11 +170,6 @@ def _common(
     """The options of all commands."""
 
 
-def console(file: Any) -> Console:
-    """A console for results: lines stay whole where a program reads them."""
-    return Console(file=file, width=None if file.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH)
-
-
 def check_location(location: LocationOptions) -> None:
     """End with status 2 unless the options, or the environment, name one location."""
     if (refusal := location.refusal()) is not None:
@@ -180,15 +179,36 @@ def check_location(location: LocationOptions) -> None:
 def execute(work: Coroutine[Any, Any, None], *, debug: bool = False) -> None:
     """Run the coroutine of a command, and end with its exit status."""
     try:
-        asyncio.run(work)
+        asyncio.run(_until_terminated(work))
+        sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_unwritten()
     except (KeyboardInterrupt, Interrupted):
         stop("interrupted", INTERRUPTED)
     except Exception as error:
         if debug:
-            raise
+            complain("".join(traceback.format_exception(error)).rstrip())
         stop(_told(error), _status(error))
+
+
+async def _until_terminated(work: Coroutine[Any, Any, None]) -> None:
+    """Do the work; at SIGTERM it is cancelled, and so tidies up. A command may handle signals by itself."""
+    task, terminated = asyncio.current_task(), False
+
+    def terminate() -> None:
+        nonlocal terminated
+        terminated = True
+        assert task is not None
+        task.cancel()
+
+    with suppress(RuntimeError, ValueError):  # not in the main thread
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if terminated:
+            raise Interrupted from None
+        raise
 
 
 def _status(error: Exception) -> int:
@@ -211,5 +231,5 @@ def _told(error: Exception) -> str:
 def stop(why: object, status: int) -> NoReturn:
     """End with that status, and a line on standard error that says why."""
     line = " ".join(str(why).split()) or type(why).__name__
-    sys.stderr.write(f"aiopersist: {line}\n")
+    complain(f"aiopersist: {line}")
     raise typer.Exit(status)

@@ -1,8 +1,10 @@
 """`aiopersist doctor`: tries a location, measures it, and says what is unusual."""
 
+import asyncio
 import platform
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median
 from typing import NamedTuple
@@ -18,6 +20,7 @@ from aiopersist.storage.consensus import Consensus, Versioned
 from aiopersist.storage.urls import open_stores, parse_location
 
 TRIES = 20
+RACES, RACERS = 20, 8
 PUT_BYTES = 64 * 1024
 LIBRARIES = ("pyarrow", "polars", "pydantic", "anyio", "asyncpg", "aiobotocore", "fastapi", "pyspark")
 # Milliseconds. A server in the same data center answers in one to five, object stores in ten to fifty.
@@ -85,6 +88,7 @@ async def _of_stores(blob: Blob, consensus: Consensus) -> AsyncIterator[Finding]
         "blob": lambda: _facts("blob", blob.facts),
         "clock": lambda: _clock(consensus),
         "commits": lambda: _commits(consensus),
+        "races": lambda: _races(consensus),
         "blobs": lambda: _blobs(blob),
         "probe": lambda: _facts("blob", blob.probe),
     }
@@ -130,6 +134,33 @@ async def _commits(consensus: Consensus) -> list[Finding]:
         advice = "this store loses or overwrites commits: do not use it"
         compared = Finding("compare-and-set", f"the head is {found}", FAILED, advice)
     return [compared, judged_latency("commit", commits), judged_latency("head", heads)]
+
+
+async def _races(consensus: Consensus) -> list[Finding]:
+    """Let writers commit the same version at once, over and over: one of them may win."""
+    key = f"doctor/{SYSTEM.uuid()}"
+    head: Versioned | None = None
+    try:
+        for n in range(RACES):
+            before, data = n - 1 if n else None, [b"%d %d" % (n, number) for number in range(RACERS)]
+            race = [partial(consensus.compare_and_set, key, before, each) for each in data]
+            told = await asyncio.gather(*(call() for call in race), return_exceptions=True)
+            head = await consensus.head(key)
+            winners = [each for each, outcome in zip(data, told, strict=True) if outcome is True]
+            if len(winners) > 1 or (winners and head != Versioned(n, winners[0])):
+                found = (
+                    f"of {RACERS} that committed one version at once {len(winners)} were told that they won"
+                )
+                return [Finding("race", found, FAILED, "this store loses commits: do not use it")]
+            if failures := [outcome for outcome in told if isinstance(outcome, Exception)]:
+                raise failures[0]
+    finally:
+        try:
+            if head is not None:
+                await consensus.remove(key, head)
+        except Unsupported:
+            pass
+    return [Finding("race", f"of {RACERS} that commit at once one wins, {RACES} times")]
 
 
 async def _blobs(blob: Blob) -> list[Finding]:
@@ -193,7 +224,7 @@ UNSAFE = {
 
 
 SQLITE_SOUND = (3, 51, 3)
-SQLITE_OLD = "may, very rarely, damage a file that several processes write: let one write, or use 3.51.3"
+SQLITE_OLD = "sound for aiopersist; a file that other programs write, too, may rarely be damaged: use 3.51.3"
 
 
 def judged_fact(what: str, value: str) -> Finding:

@@ -1,11 +1,9 @@
 """`aiopersist dump`: the contents of a shard as a file of columns."""
 
 import asyncio
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, BinaryIO
 
 import typer
@@ -19,7 +17,9 @@ from aiopersist.cli.layout import ColumnLayout
 from aiopersist.cli.names import ShardName
 from aiopersist.cli.progress import drawn
 from aiopersist.cli.shown import counted
-from aiopersist.cli.when import as_of_option, complete_times
+from aiopersist.cli.terminal import output
+from aiopersist.cli.when import as_of_option, complete_times, known_time
+from aiopersist.cli.written import written
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.types.schema import Schema
 from aiopersist.progress import progress
@@ -44,14 +44,24 @@ async def dump(
         is_table = (await client.inspect(shard)).table
         kept = condition(where, schema)
         with complete_times(shard, time):
-            async with client.reader(shard, schema) as reader, reader.snapshot(time, wait=False) as snapshot:
-                with written(to) as file:
+            at = await known_time(run, client, shard, time)
+            async with client.reader(shard, schema) as reader, reader.snapshot(at, wait=False) as snapshot:
+                async with _file(to) as file:
                     rows = await drawn(run.err, _write(snapshot, kept, schema, is_table, chosen, file))
     if to != STDIN:
         if run.as_json:
             run.document({"shard": shard, "file": to, "rows": rows})
         else:
             run.out.print(Text(f"{shard}: {counted(rows, 'row')} in {to}"), soft_wrap=True)
+
+
+@asynccontextmanager
+async def _file(path: str) -> AsyncIterator[BinaryIO]:
+    if path == STDIN:
+        yield output()
+        return
+    async with written(path) as file:
+        yield file
 
 
 async def _write(
@@ -115,22 +125,3 @@ def _is_finite(column: Any) -> bool:
     if is_.is_list(column.type):
         return _is_finite(column.flatten())
     return not is_.is_floating(column.type) or pc.all(pc.is_finite(column)).as_py() is not False
-
-
-@contextmanager
-def written(path: str) -> Iterator[BinaryIO]:
-    """A file that is there once it is whole: it is written beside, and renamed. Or standard output."""
-    if path == STDIN:
-        sys.stdout.flush()
-        yield sys.stdout.buffer
-        return
-    beside = Path(f"{path}.{os.getpid()}.tmp")
-    try:
-        with beside.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        with suppress(FileNotFoundError):
-            beside.unlink()

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
 from aiopersist.cli.progress import bar, drawn_in
+from aiopersist.cli.shown import safe
 from aiopersist.client import Client
 from aiopersist.errors import Error, ShardFinalized, StorageUnavailable, UnknownShard
 from aiopersist.shard import catalog
@@ -60,7 +61,7 @@ async def each(
             else:
                 text = "has ended: there is nothing to do" if "ended" in result else result.get("error")
                 text = text or told(result)
-                out.print(Text(f"{name}: {text}"), soft_wrap=True)
+                out.print(safe(name) + Text(f": {text}"), soft_wrap=True)
             progress.advance(task)
     if failures:
         raise Problems(f"{failures} of {len(named)} shards failed")

@@ -1,5 +1,6 @@
 """Files of columns, read block by block: Parquet, CSV, NDJSON and Arrow, and standard input."""
 
+import os
 import shutil
 import sys
 import tempfile
@@ -43,17 +44,41 @@ def format_of_file(path: str, form: Format | None) -> Format:
 
 @contextmanager
 def opened(path: str, form: Format) -> Iterator[BinaryIO]:
-    """The file, or standard input; spooled to disk where its end must be read first."""
-    if path != STDIN:
-        with open(path, "rb") as file:
+    """The file, or standard input; a pipe is spooled to disk where its end must be read first."""
+    with _given(path) as file:
+        if form in (Format.CSV, Format.NDJSON) or file.seekable():
             yield file
-    elif form in (Format.CSV, Format.NDJSON):
-        yield sys.stdin.buffer
-    else:
+            return
         with tempfile.TemporaryFile() as spool:
-            shutil.copyfileobj(sys.stdin.buffer, spool)
+            shutil.copyfileobj(file, spool)
             spool.seek(0)
             yield spool
+
+
+@contextmanager
+def _given(path: str) -> Iterator[BinaryIO]:
+    if path == STDIN:
+        yield standard_input()
+        return
+    with open(path, "rb") as file:
+        yield file
+
+
+def standard_input() -> BinaryIO:
+    """The bytes of standard input; `CannotBegin` if it is closed."""
+    if sys.stdin is None:
+        raise CannotBegin("standard input is closed")
+    return sys.stdin.buffer
+
+
+def size_of(paths: Sequence[str]) -> int | None:
+    """Bytes of all files; `None` where one is read to its end once, and nobody knows how far that is."""
+    return None if any(map(is_pipe, paths)) else sum(map(os.path.getsize, paths))
+
+
+def is_pipe(path: str) -> bool:
+    """Whether it is standard input, or no regular file, as a FIFO: it can be read once."""
+    return path == STDIN or not os.path.isfile(path)
 
 
 def batches_of(file: BinaryIO, form: Format, types: Types) -> tuple["pa.Schema", Batches]:
@@ -66,8 +91,10 @@ def batches_of(file: BinaryIO, form: Format, types: Types) -> tuple["pa.Schema",
 def check_there(paths: Sequence[str]) -> None:
     """`CannotBegin` for a file that is not there."""
     for path in paths:
-        if path != STDIN and not Path(path).is_file():
+        if path != STDIN and not Path(path).exists():
             raise CannotBegin(f"{path}: there is no such file")
+        if path != STDIN and Path(path).is_dir():
+            raise CannotBegin(f"{path}: it is a folder")
 
 
 @contextmanager

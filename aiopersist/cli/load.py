@@ -17,7 +17,16 @@ from rich.text import Text
 
 from aiopersist.cli.appending import DIFF, append_rows, overwrite_rows
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
-from aiopersist.cli.files import STDIN, bad_rows, batches_of, check_there, format_of_file, opened
+from aiopersist.cli.files import (
+    STDIN,
+    bad_rows,
+    batches_of,
+    check_there,
+    format_of_file,
+    is_pipe,
+    opened,
+    size_of,
+)
 from aiopersist.cli.formats import Format
 from aiopersist.cli.layout import ColumnLayout, columns_in, in_micros
 from aiopersist.cli.names import ShardName
@@ -28,6 +37,7 @@ from aiopersist.cli.tables import key_type
 from aiopersist.cli.texts import first_refused, from_texts, instants_of, named_type, read_type
 from aiopersist.client import Client
 from aiopersist.data.lazy import pa, pc
+from aiopersist.data.types.encodings import natural
 from aiopersist.data.types.schema import Schema
 from aiopersist.errors import InvalidUpdate, UnknownShard
 from aiopersist.progress import Progressing, progress
@@ -175,24 +185,23 @@ class Source:
     @property
     def size(self) -> int | None:
         """Bytes of all files, if that is known."""
-        if STDIN in self.files:
-            return None
-        return sum(os.path.getsize(path) for path in self.files)
+        return size_of(self.files)
 
     @property
     def schema(self) -> Schema[Any, Any, Any]:
         """The schema of the shard, or, for a new one, that of the first file."""
         if self.known is None:
             path, form = self.files[0], self.formats[0]
-            if path == STDIN:
-                raise Problems("standard input says no types: it is loaded into a shard that is there")
+            if is_pipe(path):
+                what = "standard input" if path == STDIN else f"{path} is no regular file: it"
+                raise Problems(f"{what} says no types: it is loaded into a shard that is there")
             columns = _inferred(path, form)
             layout = self._laid_out(path, columns)
             if unknown := [name for name in self.types if name not in layout.columns]:
                 raise Problems(f"{path}: no column {unknown[0]!r}; there are {', '.join(layout.columns)}")
             try:
                 fields = [in_micros(columns.field(name)) for name in layout.columns]
-                fields = [f.with_type(self._type(f)) for f in fields]
+                fields = [f.with_type(natural(self._type(f))) for f in fields]
                 self.known = layout.schema(pa.schema(fields))
             except TypeError as error:
                 raise Problems(f"{path}: {error}") from None
@@ -221,9 +230,9 @@ class Source:
                 for batch in batches:
                     yield self._joined(batch, layout, schema, form, path)
                     self.read += batch.num_rows
-                    if self.told is not None and path != STDIN:
+                    if self.told is not None and not is_pipe(path):
                         self.told.tell(before + min(file.tell(), os.path.getsize(path)), self.size)
-            before += 0 if path == STDIN else os.path.getsize(path)
+            before += 0 if is_pipe(path) else os.path.getsize(path)
 
     def _laid_out(self, path: str, columns: "pa.Schema") -> ColumnLayout:
         if not columns.names:
@@ -327,7 +336,7 @@ def _check_fields(path: str, layout: ColumnLayout, schema: Schema[Any, Any, Any]
     if layout.is_val_whole or not pa.types.is_struct(val):
         return
     fields = [field.name for field in val]
-    if missing := [name for name in fields if name not in layout.val]:
+    if missing := [field.name for field in val if field.name not in layout.val and not field.nullable]:
         raise Problems(f"{path}: no column {missing[0]!r}: the fields of the val are {', '.join(fields)}")
     if others := [name for name in layout.val if name not in fields]:
         text = f"{path}: column {others[0]!r} is no field of the val: these are {', '.join(fields)}"

@@ -90,7 +90,12 @@ def _cells(summary: ShardSummary, now: float) -> dict[str, Any]:
         "parts": f"{summary.parts:,}",
         "holds": str(summary.holds),
         "subs": str(summary.subscriptions),
-        "lag": NOTHING if summary.lag_updates is None else f"{summary.lag_updates:,}",
+        "lag": NOTHING if summary.lag_updates is None else _at_most(summary.lag_updates),
         "seqno": NOTHING if summary.seqno is None else str(summary.seqno),
         "id": summary.shard_id,
     }
+
+
+def _at_most(count: int) -> str:
+    """A count by the descriptions of batches: part of a batch may be behind the position."""
+    return f"<= {count:,}" if count else "0"

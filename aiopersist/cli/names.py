@@ -28,7 +28,8 @@ async def _names(location: LocationOptions, prefix: str) -> list[str]:
         async with open_client(
             where, blob=blob, consensus=consensus, settings=settings, readonly=True
         ) as client:
-            return [name for name in await client.list_shards() if name.startswith(prefix)]
+            names = await client.list_shards()
+            return [name for name in names if name.startswith(prefix) and name.isprintable()]
 
 
 ShardName = Annotated[

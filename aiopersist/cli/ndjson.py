@@ -24,6 +24,7 @@ from aiopersist.cli.texts import first_refused
 from aiopersist.data.lazy import pa, pc
 
 BLOCK_BYTES = 8 * 1024 * 1024  # of text that is parsed at once
+LINE_BYTES_MAX = 256 * 1024 * 1024  # four times as long as an update may be by default
 LEVELS_MAX = 64  # of lists and structs; a schema stores 32, Arrow crashes beyond some thousands
 BOM = b"\xef\xbb\xbf"
 BLANKS = b" \t\r\n"
@@ -166,15 +167,22 @@ def _names(block: bytes) -> Collection[str]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Blocks of whole lines."""
-    left, is_first = b"", True
+    """Blocks of whole lines. What has come of a line is kept in pieces until its end comes: each byte is
+    copied once. `pa.ArrowInvalid` for a line that is longer than one value may be."""
+    pieces, size, lines, is_first = list[bytes](), 0, 0, True
     while data := file.read(BLOCK_BYTES):
-        data = left + data
         if is_first:
             data, is_first = data.removeprefix(BOM), False
         end = data.rfind(b"\n") + 1
-        left = data[end:]
-        if data[:end].strip(BLANKS):
-            yield data[:end]
-    if left.strip(BLANKS):
+        if end:
+            block = b"".join((*pieces, data[:end]))
+            pieces, size = [], 0
+            lines += block.count(b"\n")
+            if block.strip(BLANKS):
+                yield block
+        pieces.append(data[end:])
+        size += len(data) - end
+        if size > LINE_BYTES_MAX:
+            raise pa.ArrowInvalid(f"line {lines + 1} is longer than {LINE_BYTES_MAX:,} bytes")
+    if (left := b"".join(pieces)).strip(BLANKS):
         yield left

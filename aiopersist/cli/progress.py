@@ -34,7 +34,7 @@ class RateColumn(ProgressColumn):
 def bar(console: Console) -> Iterator[Progress]:
     """A progress bar that leaves nothing behind."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),  # it may name a shard
         BarColumn(),
         MofNCompleteColumn(),
         RateColumn(),

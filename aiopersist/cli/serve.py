@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from aiopersist.cli.command import CannotBegin, Invocation
+from aiopersist.errors import to_install
 
 
 async def serve(
@@ -22,7 +23,7 @@ async def serve(
         from aiopersist.web.serve import serve as serve_pages
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
-        raise CannotBegin(f"{name} is not installed: pip install 'aiopersist[web]'") from error
+        raise CannotBegin(f"{name} is not installed: {to_install('web')}") from error
 
     def tell(address: str) -> None:
         run.line({"address": address}) if run.as_json else run.out.print(

@@ -208,8 +208,8 @@ def _subscriptions(view: ShardView) -> RenderableType:
 
 def subscription_table(*before: str) -> Table:
     """The columns of subscriptions, behind others."""
-    columns = (*before, "  NAME", "AT", "BEHIND", "UPDATES", "KEEPS", "LAST ACK", "OWNER")
-    return plain_table(*columns, right=("UPDATES", "KEEPS"))
+    columns = (*before, "  NAME", "AT", "BEHIND", "UPDATES AT MOST", "KEEPS", "LAST ACK", "OWNER")
+    return plain_table(*columns, right=("UPDATES AT MOST", "KEEPS"))
 
 
 def subscription_cells(name: str, row: Any, view: ShardView) -> list[Any]:

@@ -9,6 +9,7 @@ import pydantic_core
 from rich.table import Table
 from rich.text import Text
 
+from aiopersist.cli.terminal import escaped
 from aiopersist.frontier import Antichain, Time
 from aiopersist.state.model import Clock
 from aiopersist.web.words import counted as counted
@@ -63,7 +64,7 @@ def shown_age(seconds: float) -> str:
 
 def safe(text: str) -> Text:
     """A text that may hold anything, for a terminal: nothing in it moves the cursor, nothing is markup."""
-    return Text(text if text.isprintable() else pydantic_core.to_json(text).decode())
+    return Text(text if text.isprintable() else escaped(pydantic_core.to_json(text).decode()))
 
 
 def shown_id(id: str) -> str:

@@ -1,7 +1,6 @@
 """`aiopersist get`, `put`, `rm`: single entries of tables, by keys and vals as texts."""
 
 import json
-import sys
 from collections import namedtuple
 from decimal import Decimal
 from functools import cache
@@ -15,11 +14,12 @@ from rich.text import Text
 
 from aiopersist.cli.cat import AsOf
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
+from aiopersist.cli.files import standard_input
 from aiopersist.cli.formats import as_json
 from aiopersist.cli.names import ShardName
 from aiopersist.cli.shown import counted, shown_time
-from aiopersist.cli.texts import bytes_of, from_texts, is_bytes
-from aiopersist.cli.when import as_of_option, complete_times
+from aiopersist.cli.texts import bytes_of, from_texts, is_bytes, said
+from aiopersist.cli.when import as_of_option, complete_times, known_time
 from aiopersist.client import Client
 from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
@@ -39,7 +39,8 @@ async def get(run: Invocation, table: ShardName, key: KeyText, as_of: AsOf = Non
         found, schema = await opened_table(client, table)
         time = as_of_option(as_of)
         with complete_times(table, time):
-            val = await found.get(key_of(key, schema), as_of=time)
+            at = await known_time(run, client, table, time)
+            val = await found.get(key_of(key, schema), as_of=at)
     if val is None:
         raise Problems(f"{table} has no key {key}")
     run.line(pydantic_core.from_json(as_json(val)))
@@ -54,7 +55,7 @@ async def put(
     """Give a key its val."""
     async with run.writing() as client:
         found, schema = await opened_table(client, table)
-        text = sys.stdin.buffer.read().decode(errors="surrogateescape") if val == "-" else val
+        text = standard_input().read().decode(errors="surrogateescape") if val == "-" else val
         time = await found.put(key_of(key, schema), val_of(text, schema))
     _tell(run, {"table": table, "time": time}, f"{table}: in at {shown_time(time, Clock.WALL)}")
 
@@ -146,10 +147,11 @@ def _json(what: str, text: str, of: "pa.DataType") -> Any:
         return json.loads(text, parse_float=Decimal)
     except (ValueError, ArithmeticError, RecursionError) as error:
         if pa.types.is_nested(of):
-            raise CannotBegin(f"{what} {text[:80]!r} is no JSON of a {of}: {error}") from None
+            raise CannotBegin(f"{what}: expected JSON of a {of}, got {text[:80]!r}: {error}") from None
         quoted = f": a text stands in double quotes, as JSON has it: '\"{text[:80]}\"'"
         is_text = pa.types.is_string(of) or pa.types.is_temporal(of)
-        raise CannotBegin(f"{what} {text[:80]!r} is no {of}{quoted if is_text else ''}") from None
+        got = f"{text[:80]!r}{quoted if is_text else ''}"
+        raise CannotBegin(f"{what}: expected {said(of)}, got {got}") from None
 
 
 def _value(given: Any, field: "pa.Field", *, frozen: bool = False) -> Any:
@@ -225,4 +227,4 @@ def _bytes(given: Any, of: "pa.DataType") -> bytes:
 
 
 def _no(given: Any, field: "pa.Field") -> CannotBegin:
-    return CannotBegin(f"{field.name}: {str(as_json(given))[:80]} is no {field.type}")
+    return CannotBegin(f"{field.name}: expected {said(field.type)}, got {str(as_json(given))[:80]}")

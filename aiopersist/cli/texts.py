@@ -130,6 +130,11 @@ def named_type(name: str) -> pa.DataType:
     return pa.type_for_alias(name)
 
 
+def said(of: pa.DataType) -> str:
+    """The name of a type as a user would give it."""
+    return next((name for name in ("str", "bool", *NAMED) if named_type(name) == of), str(of))
+
+
 def _written(of: pa.DataType) -> pa.DataType:
     """Texts of instants and of times of day have microseconds, whatever the unit of their column."""
     is_ = pa.types

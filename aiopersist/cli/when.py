@@ -1,28 +1,26 @@
 """Times and durations as people write them in a shell: `17`, `2026-01-31T12:00Z`, `now-5min`; `90s`, `7d`."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
+from typing import TypeVar
 
-from aiopersist.cli.command import CannotBegin, Problems
+from aiopersist.cli.command import CannotBegin, Invocation, Problems
 from aiopersist.cli.shown import shown_frontier, shown_time
+from aiopersist.client import Client
 from aiopersist.errors import NotReadable
 from aiopersist.frontier import Antichain
 from aiopersist.runtime import SYSTEM
+from aiopersist.shard import instant
 from aiopersist.state.model import Clock
 
-UNITS_S = {"s": 1, "min": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400}
-DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w)", re.ASCII)
+T = TypeVar("T")
 
 
 def duration_of(text: str) -> timedelta | None:
     """The duration that a text says; `None` for others. `CannotBegin` beyond what a clock counts."""
-    found = DURATION.fullmatch(text)
-    if found is None:
-        return None
     try:
-        return timedelta(seconds=float(found[1]) * UNITS_S[found[2]])
+        return instant.duration_of(text)
     except OverflowError:
         raise CannotBegin(f"{text!r} is longer than the clock counts") from None
 
@@ -34,25 +32,41 @@ def time_of(what: str, text: str) -> int | datetime:
         return int(text)
     except ValueError:
         pass
-    if text.startswith("now-") and (ago := duration_of(text.removeprefix("now-"))) is not None:
-        try:
-            return datetime.fromtimestamp(SYSTEM.wall(), UTC) - ago
-        except OverflowError:
-            raise CannotBegin(f"{what}: {text!r} is before the year 1") from None
     try:
-        instant = datetime.fromisoformat(text)
+        if (found := instant.ago_of(text, SYSTEM.wall())) is not None:
+            return found
+    except OverflowError:
+        raise CannotBegin(f"{what}: {text!r} is before the year 1") from None
+    try:
+        found = datetime.fromisoformat(text)
     except ValueError:
         hint = "an int, an instant such as 2026-01-31T12:00Z, or now-5min"
         raise CannotBegin(f"{what}: {text!r} is none of {hint}; s, min, h, d, w") from None
-    if instant.tzinfo is None:
-        at = instant.isoformat()
+    if found.tzinfo is None:
+        at = found.isoformat()
         raise CannotBegin(f"{what}: {text!r} has no zone: say {at}Z, or {at}+01:00")
-    return instant
+    return found
 
 
 def as_of_option(text: str | None) -> int | datetime | None:
     """The time that `--as-of` says."""
     return None if text is None else time_of("--as-of", text)
+
+
+async def known_time(run: Invocation, client: Client, name: str, time: T) -> T | int:
+    """The time whose contents answer for `time`: of an instant at which nobody had written for a while, and
+    nobody has since, the last complete time, and a message says so. Reading commands append nothing."""
+    if not isinstance(time, datetime):
+        return time
+    shard = await client._shards.existing(name)
+    at = instant.as_int(instant.time_of(time, shard))
+    last = instant.at_rest(shard.state.upper, at, await instant.now_for(client._stack.clock, at))
+    if last is None:
+        return time
+    run.say(
+        f"{name!r}: nobody has written since {shown_time(last, Clock.WALL)}: these are the contents of then"
+    )
+    return last
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from aiopersist.parts.divide import Piece, check_schemas, checked_shard, divide,
 from aiopersist.parts.envelope import Envelope
 from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.parts.rewrite import Budget, Target, rewrite
-from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
+from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.attempt import Unknowable
 from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration, begun_anew
@@ -46,7 +46,7 @@ class Goal(NamedTuple):
     since: Antichain
 
 
-class CompactionPiece(Record):
+class CompactionPiece(Record, frozen=True, kw_only=True):
     """A piece of the work, as it travels to the process that does it."""
 
     shard: str
@@ -60,7 +60,7 @@ class CompactionPiece(Record):
     piece: Piece
 
 
-class CompactedPiece(Record):
+class CompactedPiece(Record, frozen=True, kw_only=True):
     """The result of a piece, as it travels back."""
 
     writer: str
@@ -107,7 +107,7 @@ class SharedCompaction(Resource):
             self._pieces, self._division = len(found), str(self._shard.stack.runtime.uuid())
             return [
                 PIECE.encode(
-                    CompactionPiece.of(
+                    CompactionPiece(
                         shard=self._shard.id,
                         writer=target.writer,
                         division=self._division,
@@ -158,7 +158,7 @@ class SharedCompaction(Resource):
         sweep. This goes on in the background if the caller is cancelled or the store takes long. Idempotent.
         One commit."""
         if self._scope.close() and self._registration is not None:
-            await asyncio.wait([_ended(self._shard, self._registration)], timeout=RELEASE_DEADLINE_S)
+            await self._shard.stack.supervisor.released(_ended(self._shard, self._registration))
 
     def __repr__(self) -> str:
         return f"<SharedCompaction of {self._shard.id}: {'claimed' if self.is_needed else 'nothing to do'}>"
@@ -199,14 +199,14 @@ async def _compact_piece(shard: Shard, given: CompactionPiece) -> bytes:
     except InvalidUsage as error:  # nobody but the piece says a time, or a name
         raise InvalidUpdate(f"a piece of a compaction cannot be done: {error}", shard_id=shard.id) from error
     return RESULT.encode(
-        CompactedPiece.of(
+        CompactedPiece(
             writer=given.writer,
             division=given.division,
             number=given.number,
             parts=done.parts,
             loose=done.output.loose,
-            read=tuple(done.read),
-            wrote=tuple(done.output.wrote),
+            read=done.read,
+            wrote=done.output.wrote,
         )
     )
 
@@ -239,7 +239,7 @@ async def _claimed(shard: Shard, goal: Goal, scope: Scope) -> SharedCompaction:
     except BaseException:
         _ended(shard, registration)
         raise
-    await asyncio.wait([_ended(shard, registration)], timeout=RELEASE_DEADLINE_S)
+    await shard.stack.supervisor.released(_ended(shard, registration))
     return SharedCompaction(shard, None, None, goal, scope)
 
 

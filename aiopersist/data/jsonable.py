@@ -143,6 +143,17 @@ def column_from_texts(texts: Sequence[str], t: pa.DataType) -> pa.Array | pa.Chu
     return pa.chunked_array([_chunk_from_texts(some, t) for some in _chunks(texts)], t)
 
 
+def scalar_from_text(text: str, t: pa.DataType) -> pa.Scalar:
+    """A value again, of its canonical text; `ValueError` for any other text, which may come from outside."""
+    try:
+        column = column_from_texts([text], t)
+    except (TypeError, LookupError, ArithmeticError, AttributeError, pa.ArrowException) as error:
+        raise ValueError(f"not a value of type {t}") from error
+    if len(column) != 1:
+        raise ValueError(f"not one value of type {t}")
+    return column[0]
+
+
 def _chunk_from_texts(texts: Sequence[str], t: pa.DataType) -> pa.Array:
     return _column(pydantic_core.from_json(f"[{','.join(texts)}]"), t)
 

@@ -7,21 +7,31 @@ look-up costs as little as on the module itself. Modules that annotate with thes
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from importlib import import_module
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.runtime import FORK_ADVICE
+from aiopersist.threads import kept_from_forks
+
 
 class _Module:
     """A module that is imported at the first look-up."""
 
     def __init__(self, name: str) -> None:
-        self.__dict__["_name"] = name
+        self.__dict__.update(_name=name, _is_lost=False)
 
     def __getattr__(self, attribute: str) -> Any:
-        module = import_module(self.__dict__["_name"])
+        if self.__dict__["_is_lost"]:
+            raise InvalidUsage(
+                UsageKind.WRONG_LOOP, f"{self.__dict__['_name']} was imported before a fork: {FORK_ADVICE}"
+            )
+        with kept_from_forks():
+            module = import_module(self.__dict__["_name"])
         self.__dict__.update({k: v for k, v in vars(module).items() if not k.startswith("__")})
         return getattr(module, attribute)
 
@@ -35,9 +45,11 @@ def are_imported(names: Iterable[str]) -> bool:
 
 
 def import_all(names: Iterable[str]) -> None:
-    """Import modules. Run it on a thread, before the event loop needs them."""
-    for name in names:
-        import_module(name)
+    """Import modules. Run it on a thread, before the event loop needs them. Python keeps the lock of a module
+    for ever where a fork falls into its import."""
+    with kept_from_forks():
+        for name in names:
+            import_module(name)
 
 
 def arrow_is_imported() -> bool:
@@ -60,13 +72,30 @@ def is_warm() -> bool:
 def warm_up() -> None:
     """Convert a value. At the first one pyarrow imports pandas if it is installed, which takes a second: here
     on a thread, while other conversions go on."""
-    pa.scalar(0)
+    with kept_from_forks():
+        pa.scalar(0)
     _warm.set()
+
+
+def polars_works() -> bool:
+    """Whether polars may be used. Its threads are not in a child of a fork, where a call that gives them work
+    would wait for ever."""
+    return not pl.__dict__["_is_lost"]
+
+
+def _lose_polars() -> None:
+    if "polars" in sys.modules:
+        pl.__dict__.clear()
+        pl.__dict__.update(_name="polars", _is_lost=True)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_lose_polars)
 
 
 def import_polars() -> None:
     """Import polars, which sorts many updates, before a caller waits for it."""
-    import_module("polars")
+    import_all(["polars"])
 
 
 if TYPE_CHECKING:
@@ -97,6 +126,7 @@ __all__ = [
     "import_polars",
     "ipc",
     "is_warm",
+    "polars_works",
     "pa",
     "pc",
     "pl",

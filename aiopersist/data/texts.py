@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from json.encoder import encode_basestring
 from math import isfinite
 from typing import Any
 
@@ -33,6 +34,12 @@ Plainly = Callable[[Any], Any]
 
 def writer_of(field: Field) -> Callable[[Any], str | None]:
     """A function from a value to its text."""
+    if type(field.codec) is Plain and not field.nullable:
+        (kind, *_) = _kinds(field.codec.arrow_type) or (None,)
+        if kind is int:
+            return _text_of_int
+        if kind is str:
+            return _text_of_text
     to_plain = _to_plain(field)
     if to_plain is None:
         return lambda value: None
@@ -48,10 +55,30 @@ def writer_of(field: Field) -> Callable[[Any], str | None]:
     return text_of
 
 
+def _text_of_int(value: Any) -> str | None:
+    return int.__repr__(value) if type(value) is int and value in INT64 else None
+
+
+def _text_of_text(value: Any) -> str | None:
+    if type(value) is not str:
+        return None
+    try:
+        value.encode()
+    except UnicodeError:  # a lone surrogate
+        return None
+    return encode_basestring(value)
+
+
 def reader_of(field: Field) -> Callable[[str], Any] | None:
     """A function from a text to its value; `None` for types that need a column."""
     of_plain = _of_plain(field)
+    if of_plain is _as_it_is:
+        return from_json
     return None if of_plain is None else lambda text: of_plain(from_json(text))
+
+
+def _as_it_is(plain: Any) -> Any:
+    return plain
 
 
 def _kinds(t: pa.DataType) -> tuple[type, ...]:
@@ -121,7 +148,7 @@ def _of_plain(field: Field) -> Plainly | None:
         return None
     if kinds == (float,):
         return lambda plain: None if plain is None else float(plain)
-    return lambda plain: plain
+    return _as_it_is
 
 
 # --- many values -----------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from aiopersist.demo.common import (
     say,
 )
 from aiopersist.demo.git import FileVersion, GitCommit, Repository
-from aiopersist.errors import InvalidLocation
+from aiopersist.errors import InvalidLocation, to_install
 from aiopersist.runtime import SYSTEM
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _session() -> "SparkSession":
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise InvalidLocation("spark: pip install 'aiopersist[spark]', and Java 17") from error
+        raise InvalidLocation(f"spark: {to_install('spark')}, and Java 17") from error
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master("local[2]").appName("aiopersist demo")
     for name, value in (("spark.ui.enabled", "false"), ("spark.log.level", "ERROR")):

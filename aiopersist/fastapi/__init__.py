@@ -6,7 +6,9 @@
 | `life`     | `lifespan` opens the client; `client` and `table` are dependencies                    |
 | `events`   | the text of server-sent events, and the place of each in its feed                     |
 | `patience` | how far a consumer may stay behind                                                    |
+| `ids`      | the ids of events, which are signed                                                   |
 | `stream`   | `event_stream`: a feed as server-sent events                                          |
+| `sender`   | sends the changes of a feed, as its client takes them                                 |
 | `problems` | which status each error is: `add_exception_handlers`                                  |
 | `probes`   | `/livez` and `/readyz`                                                                |
 | `inside`   | `inspector` and `metrics`: those of `aiopersist.web`, for the application's client     |
@@ -15,8 +17,10 @@
 
 from importlib.util import find_spec
 
+from aiopersist.errors import to_install
+
 if find_spec("fastapi") is None:
-    raise ModuleNotFoundError("fastapi is not installed: pip install 'aiopersist[web]'", name="fastapi")
+    raise ModuleNotFoundError(f"fastapi is not installed: {to_install('web')}", name="fastapi")
 
 from aiopersist.fastapi.inside import inspector, metrics
 from aiopersist.fastapi.life import AppTable, client, client_of, lifespan, table

@@ -1,14 +1,14 @@
 """The text of server-sent events, and the place of each in its feed.
 
-Each event is one change, and its id is the place behind it. A feed has cursors behind steps, and a step has
-many changes, so a place is a cursor, a tilde, and how many changes behind it were sent. Steps that are read
-again have the same changes in the same order, though perhaps cut elsewhere, so a feed that goes on from there
-sends each change once.
+Each event is one change, and its id (`ids.py`) is the place behind it. A feed has cursors behind steps, and
+a step has many changes, so a place is a cursor, a tilde, and how many changes behind it were sent. Steps that
+are read again have the same changes in the same order, though perhaps cut elsewhere, so a feed that goes on
+from there sends each change once.
 
 Data is JSON in one line: JSON escapes line ends within texts, so no key or val can make an event of its own.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
@@ -35,7 +35,7 @@ class EventPlace(NamedTuple):
 
 
 def place_of(text: str) -> EventPlace:
-    """The place of an id; `InvalidUsage` of kind `INVALID_CURSOR` for what cannot be one."""
+    """The place of a text; `InvalidUsage` of kind `INVALID_CURSOR` for what cannot be one."""
     cursor, mark, past = text.partition(PAST_MARK)
     if not mark:
         return EventPlace(cursor)
@@ -44,10 +44,10 @@ def place_of(text: str) -> EventPlace:
     return EventPlace(cursor, int(past))
 
 
-def event(name: str, data: Any, place: EventPlace | None = None) -> bytes:
+def event(name: str, data: Any, id: str | None = None) -> bytes:
     """An event with its name and its data as JSON."""
     written = _as_json(data)
-    head = "" if place is None else f"id: {place}\n"
+    head = "" if id is None else f"id: {id}\n"
     return b"%bevent: %b\ndata: %b\n\n" % (head.encode(), name.encode(), written)
 
 
@@ -60,40 +60,41 @@ def _as_json(data: Any) -> bytes:
         return to_json(ANYTHING.dump_python(data), bytes_mode="base64", inf_nan_mode="null")
 
 
-def only_place(place: EventPlace) -> bytes:
+def only_id(id: str) -> bytes:
     """No event, but the id that a client comes back with."""
-    return f"id: {place}\n\n".encode()
+    return f"id: {id}\n\n".encode()
 
 
-def change_events(changes: Iterable[Change[Any, Any]], name: str, places: Iterable[EventPlace]) -> bytes:
+def change_events(changes: Iterable[Change[Any, Any]], name: str, ids: Iterable[str]) -> bytes:
     """One event for each change."""
     return b"".join(
-        event(name, change._asdict(), place) for change, place in zip(changes, places, strict=True)
+        event(name, change._asdict(), behind) for change, behind in zip(changes, ids, strict=True)
     )
 
 
-class StepEvents(NamedTuple):
-    """The changes of a step that are still to be sent, and the places behind them."""
+class StepPlaces:
+    """The places behind the changes of a step, which begins at the cursor of `place` and ends at `cursor`, as
+    its changes come; `left` changes were sent before."""
 
-    changes: Sequence[Change[Any, Any]]
-    places: Sequence[EventPlace]
-    behind: EventPlace
-    """The place behind the step."""
-    left: int
-    """Changes behind the step that were sent before."""
+    def __init__(self, place: EventPlace, left: int, cursor: str) -> None:
+        self._begin = place.cursor
+        self._number = 0
+        """Changes of the step that came."""
+        self.left = left
+        """Changes, also behind the step, that were sent before."""
+        self.behind = EventPlace(cursor)
+        """The place behind the step."""
+        self.ends_with_id = False
+        """Whether the last change was sent, with the place behind the step."""
 
-    def slices(self, size: int) -> Iterator[tuple[Sequence[Change[Any, Any]], Sequence[EventPlace]]]:
-        """So many at once."""
-        for start in range(0, len(self.changes), size):
-            chosen = slice(start, start + size)
-            yield self.changes[chosen], self.places[chosen]
-
-
-def step_events(place: EventPlace, left: int, changes: Sequence[Change[Any, Any]], cursor: str) -> StepEvents:
-    """The events of the step with these `changes`, which begins at the cursor of `place` and ends at
-    `cursor`; `left` changes were sent before."""
-    sent, behind = min(left, len(changes)), EventPlace(cursor)
-    places = [EventPlace(place.cursor, number) for number in range(sent + 1, len(changes))]
-    if sent < len(changes):
-        places.append(behind)
-    return StepEvents(changes[sent:], places, behind, left - sent)
+    def take(
+        self, changes: Sequence[Change[Any, Any]], *, is_last: bool
+    ) -> tuple[Sequence[Change[Any, Any]], Sequence[EventPlace]]:
+        """Of the next changes, the last ones perhaps, those that are still to be sent; and their places."""
+        sent = min(self.left, len(changes))
+        first, end = self._number + sent + 1, self._number + len(changes) + 1
+        self.left, self._number = self.left - sent, end - 1
+        places = [EventPlace(self._begin, number) for number in range(first, end)]
+        if is_last and places:
+            places[-1], self.ends_with_id = self.behind, True
+        return changes[sent:], places

@@ -1,8 +1,9 @@
 """How far a consumer may stay behind: `settings.listen_queue_max` commits.
 
-A consumer that takes nothing keeps little memory, since a feed is asked for no more than was sent. But it
-keeps history. So the commits are counted that come while it takes what it was sent, and beyond the limit its
-feed is closed, which ends its hold. What comes of that is for the stream to say.
+A consumer that takes its time keeps little memory: a feed is asked for no more than was sent, and what it has
+read ahead is let go. But it keeps history. So the commits are counted that come while it takes what it was
+sent, and beyond the limit its feed is closed, which ends its hold. What comes of that is for the stream to
+say.
 """
 
 import asyncio
@@ -42,6 +43,7 @@ class Patience:
 
     def _watch(self, last: int) -> None:
         supervisor = self._updates.stack.supervisor
+        self._updates.let_go()
         self._watching = supervisor.spawn(self._close_beyond(last), "watch a slow consumer", abandon=True)
 
     async def _close_beyond(self, last: int) -> None:

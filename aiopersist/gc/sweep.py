@@ -19,12 +19,14 @@ from aiopersist.progress import progress
 from aiopersist.shard.commit import commit
 from aiopersist.shard.log import Truncated, consensus_key, list_shards
 from aiopersist.shard.register import Register
+from aiopersist.shard.resting import read_resting
 from aiopersist.shard.stack import Stack
 from aiopersist.state.command import Context, overdue
 from aiopersist.state.keys import writer_of
 from aiopersist.state.lifecycle import ExpireOverdue
 from aiopersist.state.model import State
 from aiopersist.state.names import live_parts, registered
+from aiopersist.storage.blob import NotDeleted
 
 
 class Sweep(NamedTuple):
@@ -53,28 +55,28 @@ class Usage(NamedTuple):
 
 async def sweep(stack: Stack, *, dry_run: bool) -> Sweep:
     """Look through all shards. Requests for each shard: a listing, a scan of its live versions, a read of its
-    rollups; for dropped shards, one request for some hundred. A damaged shard is left alone; at the end the
-    first `Corruption` is raised."""
-    leaked, damage = dict[str, int](), list[Corruption]()
+    rollups; for dropped shards, one request for some hundred. A damaged shard is left alone, and so are blobs
+    that this process may not delete; at the end the first `Corruption` or `NotDeleted` is raised."""
+    leaked, damage = dict[str, int](), list[Corruption | NotDeleted]()
     shards = await list_shards(stack)
     with progress("sweep", len(shards), "shards") as step:
         async for shard in _without_tombstones(stack, shards):
             try:
-                leaks = await _leaks(stack, shard, expire=not dry_run)
-            except Corruption as error:
-                damage.append(error)
-            else:
+                leaks = await leaks_of(stack, shard, expire=not dry_run)
                 if not dry_run:
                     await stack.blob.delete(list(leaks))
                 leaked |= leaks
+            except (Corruption, NotDeleted) as error:
+                damage.append(error)
             step.advance(1)
     if damage:
         raise damage[0]
     return Sweep(tuple(leaked), sum(leaked.values()), not dry_run)
 
 
-async def _leaks(stack: Stack, shard: str, *, expire: bool) -> dict[str, int]:
-    """The leaked blobs of the shard, with their sizes."""
+async def leaks_of(stack: Stack, shard: str, *, expire: bool) -> dict[str, int]:
+    """The leaked blobs of the shard, with their sizes. `expire`: a commit ends the leases that have run
+    out."""
     listed = await _listed(stack, shard)  # before the head is read
     named = await _named(stack, shard, expire=expire)
     if named is None:
@@ -115,7 +117,9 @@ class _Named(NamedTuple):
 
 
 async def _without_tombstones(stack: Stack, shards: list[str]) -> AsyncIterator[str]:
-    async for heads in read_heads(stack, shards, {}):
+    resting = await read_resting(stack)
+    known = {s: resting[key] for s in shards if (key := consensus_key(s)) in resting}
+    async for heads in read_heads(stack, shards, known):
         for shard in heads.moved:
             yield shard
 

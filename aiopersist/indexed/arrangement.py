@@ -38,7 +38,7 @@ def appended(arrangement: Arrangement, batch: UnsealedBatch) -> Rearrangement:
             f"unsealed batch {_interval(batch)} holds time {batch.time_least}, "
             f"but the trace's upper is {{{arrangement.trace_upper}}}"
         )
-    return Rearrangement.of(unsealed={batch.seqno_lower: batch}, seqno=batch.seqno_upper)
+    return Rearrangement(unsealed={batch.seqno_lower: batch}, seqno=batch.seqno_upper)
 
 
 def unsealed_between(arrangement: Arrangement, lower: int, upper: int | None = None) -> list[UnsealedBatch]:
@@ -57,7 +57,7 @@ def evicted(arrangement: Arrangement) -> Rearrangement | None:
     """Drops the batches that lie wholly before the trace's upper; `None` if there are none."""
     upper = arrangement.trace_upper
     gone = tuple(at for at, batch in arrangement.unsealed.items() if batch.time_greatest < upper)
-    return Rearrangement.of(drop_unsealed=gone) if gone else None
+    return Rearrangement(drop_unsealed=gone) if gone else None
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def trimmed(arrangement: Arrangement, trim: Trim, batch: UnsealedBatch) -> Rearr
     """Replaces the batch that was to be trimmed by `batch`; `None` if it is no longer there."""
     if arrangement.unsealed.get(trim.batch.seqno_lower) != trim.batch:
         return None
-    return Rearrangement.of(unsealed={trim.batch.seqno_lower: batch})
+    return Rearrangement(unsealed={trim.batch.seqno_lower: batch})
 
 
 # --- frontiers -------------------------------------------------------------------------------------
@@ -89,12 +89,12 @@ def trimmed(arrangement: Arrangement, trim: Trim, batch: UnsealedBatch) -> Rearr
 
 def sealed(arrangement: Arrangement, time: int) -> Rearrangement | None:
     """Seals the times before `time`; `None` if a later time was sealed before."""
-    return Rearrangement.of(seal=time) if arrangement.seal <= time else None
+    return Rearrangement(seal=time) if arrangement.seal <= time else None
 
 
 def compaction_allowed(arrangement: Arrangement, since: int) -> Rearrangement | None:
     """Moves since to `since`; `None` if it would go back."""
-    return Rearrangement.of(since=since) if arrangement.since <= since else None
+    return Rearrangement(since=since) if arrangement.since <= since else None
 
 
 # --- the trace -------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def drained(arrangement: Arrangement, drain: Drain, batch: TraceBatch) -> Rearra
         return None
     if (batch.lower, batch.upper, batch.since, batch.level) != (drain.lower, drain.upper, 0, 0):
         raise ValueError(f"{batch!r} is not what {drain!r} asks for")
-    return Rearrangement.of(trace={batch.lower: batch})
+    return Rearrangement(trace={batch.lower: batch})
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def compacted(arrangement: Arrangement, compaction: Compaction, batch: TraceBatc
     wanted = (older.lower, younger.upper, compaction.since, level)
     if (batch.lower, batch.upper, batch.since, batch.level) != wanted:
         raise ValueError(f"{batch!r} is not what {compaction!r} asks for")
-    return Rearrangement.of(trace={older.lower: batch}, drop_trace=(younger.lower,))
+    return Rearrangement(trace={older.lower: batch}, drop_trace=(younger.lower,))
 
 
 # --- reading ---------------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ that it changes: the versions in between are made by readers, and touch no strea
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from aiopersist.frontier import Antichain
 from aiopersist.indexed.errors import Fenced
@@ -16,8 +17,7 @@ from aiopersist.state.model import State
 from aiopersist.state.streams import StreamsChanges
 
 
-@dataclass(frozen=True, slots=True)
-class TakeOver:
+class TakeOver(Struct, frozen=True):
     """Become the owner; make the `Indexed` if it does not exist."""
 
     shard: str
@@ -36,8 +36,7 @@ class TakeOver:
         return True if _owner(state) == self.owner else None
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeStreams:
+class ChangeStreams(Struct, frozen=True):
     """Change the streams, if `owner` still owns them. The result is the seqno of the version that does it."""
 
     owner: str
@@ -60,8 +59,7 @@ class ChangeStreams:
         return state.streams.revision >= self.changes.revision
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Struct, frozen=True):
     """Give up the ownership, if `owner` has it, so that the blobs it left behind can be swept."""
 
     owner: str

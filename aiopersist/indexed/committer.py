@@ -12,7 +12,6 @@ is unknown, it is settled before anything else is decided, as for every handle.
 """
 
 import asyncio
-from collections import deque
 from functools import partial
 from typing import Any, Protocol
 
@@ -35,6 +34,7 @@ from aiopersist.parts.upload import Upload
 from aiopersist.resource import for_each, run_bounded
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import commit, settle
+from aiopersist.shard.queue import GroupQueue
 from aiopersist.state.streams import StreamsChanges
 
 AT_ONCE = 32  # small entries of a write that one turn of the loop converts
@@ -77,7 +77,9 @@ class Committer:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._queue: deque[QueuedCommand] = deque()
+        self._queue = GroupQueue[QueuedCommand](
+            core.stack.supervisor, "commit the commands of an Indexed", self._carry_out
+        )
         self._group: list[QueuedCommand] = []
         self._called = 0
         self._failure: tuple[int, Exception] | None = None
@@ -85,7 +87,6 @@ class Committer:
         self._slot = Slot()
         self._in_doubt: list[Discardable] = []
         """The uploads of the commit in the slot."""
-        self._task: asyncio.Task[None] | None = None
 
     async def run(self, command: StreamCommand) -> Any:
         """The command's result once it is durable, or its refusal. If the call is cancelled before its commit
@@ -111,29 +112,26 @@ class Committer:
             self._withdraw(pending)
             raise
         pending.ready = True
-        self._kick()
+        self._queue.begin()
         seqno: int = await self._outcome(pending)
         return seqno
 
     async def flush(self) -> None:
         """Return once all earlier commands are durable; raise the error of their commit if it failed. An
         earlier commit in doubt is settled first."""
-        if self._queue or self._group or self._slot.busy:
+        if self._queue.waiting or self._group or self._slot.busy:
             await self.run(Barrier())
 
     async def aclose(self) -> None:
         """Cancel the commands that are not durable yet."""
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        for pending in [*self._group, *self._queue]:
+        await self._queue.stop()
+        for pending in [*self._group, *self._queue.take()]:
             if not pending.outcome.done():
                 begun = pending in self._group
                 why = "it was stopped before the answer of the store" if begun else "the Indexed was stopped"
                 pending.fail(Indeterminate(why) if begun else Stopped(why))
                 if not begun:
                     pending.discard()
-        self._queue.clear()
         self._group = []
 
     # --- the queue -------------------------------------------------------------------------------
@@ -141,52 +139,46 @@ class Committer:
     def _enqueue(self, command: StreamCommand, *, ready: bool) -> QueuedCommand:
         self._core.check_owner()
         self._called += 1
-        oldest = next((pending.number for pending in (*self._group[:1], *self._queue)), self._called)
+        oldest = next((pending.number for pending in (*self._group[:1], *self._queue.waiting)), self._called)
         pending = QueuedCommand(command, self._called, oldest, ready=ready)
-        self._queue.append(pending)
+        self._queue.waiting[pending] = None
         if ready:
-            self._kick()
+            self._queue.begin()
         return pending
 
     async def _outcome(self, pending: QueuedCommand) -> Any:
         try:
             return await asyncio.shield(pending.outcome)
         except asyncio.CancelledError:
-            if pending in self._queue:
+            if pending in self._queue.waiting:
                 self._withdraw(pending)
             raise
 
     def _withdraw(self, pending: QueuedCommand) -> None:
         """Remove a command that was cancelled, or cannot be stored, as if it was never called."""
-        if pending in self._queue:  # otherwise the Indexed was stopped
-            self._queue.remove(pending)
+        self._queue.withdraw(pending)
         pending.outcome.cancel()
         pending.discard()
-        self._kick()
+        self._queue.begin()
 
-    def _kick(self) -> None:
-        if self._task is None or self._task.done():
-            self._task = self._core.stack.supervisor.spawn(self._work(), "commit the commands of an Indexed")
-
-    async def _work(self) -> None:
-        # Calls of this turn of the loop belong to the first group.
-        await self._core.stack.runtime.sleep(0)
-        while group := self._take():
-            self._group = group
-            try:
+    async def _carry_out(self) -> bool:
+        self._group = group = self._queue.take(self._ready())
+        try:
+            if group:
                 await self._commit([pending for pending in group if not self._failed_before(pending)])
-            except Exception as error:
-                self._failure = group[-1].number, error
-            self._group = []
+        except Exception as error:
+            self._failure = group[-1].number, error
+        self._group = []
+        return bool(group)
 
-    def _take(self) -> list[QueuedCommand]:
-        """The next group: the commands at the head of the queue that are ready."""
-        group: list[QueuedCommand] = []
-        while self._queue and self._queue[0].ready and not (group and self._queue[0].command.alone):
-            group.append(self._queue.popleft())
-            if group[-1].command.alone:
-                break
-        return group
+    def _ready(self) -> int:
+        """How many commands at the head of the queue are the next group: those that are ready."""
+        for number, pending in enumerate(self._queue.waiting):
+            if not pending.ready or (pending.command.alone and number):
+                return number
+            if pending.command.alone:
+                return 1
+        return len(self._queue.waiting)
 
     def _failed_before(self, pending: QueuedCommand) -> bool:
         """Whether a commit of commands before `pending`, on which it depends, failed: then its call gets that

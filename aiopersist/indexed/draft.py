@@ -155,14 +155,14 @@ class Draft:
             changes["destroyed"] = tuple(gone)
         if changed:
             changes["arrangements"] = changed
-        return StreamsChanges.of(**changes)
+        return StreamsChanges(**changes)
 
     def _appended(
         self, name: str, every: Sequence[StreamUpdates], parts: tuple[HollowPart, ...]
     ) -> Rearrangement:
         now = self.find(name)
         assert now is not None, name
-        batch = UnsealedBatch.of(
+        batch = UnsealedBatch(
             seqno_lower=now.seqno,
             seqno_upper=self.seqno,
             time_least=min(rows.seen.least for rows in every),
@@ -217,7 +217,7 @@ class Seal(StreamCommand):
             if rules.sealed(found, self.time) is None:
                 raise Refused(seqno, name, self.time, Antichain(found.seal))
         for name in self.streams:
-            draft.change(name, Rearrangement.of(seal=self.time))
+            draft.change(name, Rearrangement(seal=self.time))
         return seqno
 
 
@@ -238,7 +238,7 @@ class AllowCompaction(StreamCommand):
                 raise Refused(seqno, name, since, Antichain(found.since))
             moved[name] = rearranged(change, found)
         for name, after in moved.items():
-            draft.change(name, Rearrangement.of(since=after.since))
+            draft.change(name, Rearrangement(since=after.since))
         return seqno
 
 

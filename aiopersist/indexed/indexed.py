@@ -27,7 +27,7 @@ from aiopersist.indexed.maintenance import CompactionRequest, CompactionResponse
 from aiopersist.indexed.snapshot import StreamSnapshot
 from aiopersist.indexed.view import StreamView, view_of
 from aiopersist.parts.fetch import Fetch
-from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
+from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.catalog import check_name
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
@@ -229,7 +229,7 @@ class Indexed(Resource):
         if self._stopping is None:
             self._scope.check_place()
             self._stopping = self._stack.supervisor.spawn(self._stop(), "stop an Indexed")
-        await asyncio.wait([self._stopping], timeout=2 * RELEASE_DEADLINE_S)
+        await self._stack.supervisor.released(self._stopping)
 
     async def aclose(self) -> None:
         """`stop`."""
@@ -238,7 +238,7 @@ class Indexed(Resource):
     async def _stop(self) -> None:
         self._background.stop()
         try:
-            async with asyncio.timeout(RELEASE_DEADLINE_S):
+            async with asyncio.timeout(self._stack.supervisor.patience_s()):
                 await self._committer.flush()
         except Exception:  # TimeoutError, too
             pass  # its callers get the error

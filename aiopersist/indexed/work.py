@@ -192,5 +192,5 @@ class _Scratch:
             await output.discard()
 
     def _run(self, parts: Any) -> list[Named]:
-        batch = HollowBatch.of(lower=self.target.lower, upper=Antichain(), since=ZERO, parts=parts)
+        batch = HollowBatch(lower=self.target.lower, upper=Antichain(), since=ZERO, parts=parts)
         return [(batch, part) for part in parts]

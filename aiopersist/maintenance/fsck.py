@@ -38,12 +38,12 @@ from aiopersist.parts.fetch import Fetch, Named
 from aiopersist.parts.named_parts import of_trace, of_unsealed
 from aiopersist.parts.runs import plan_runs
 from aiopersist.progress import progress
-from aiopersist.resource import RELEASE_DEADLINE_S
 from aiopersist.shard.log import consensus_key, load, read_rollup
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart
 from aiopersist.state.streams import Arrangement, TraceBatch
+from aiopersist.supervisor import RELEASE_DEADLINE_S
 
 
 class FsckReport(BaseModel, frozen=True):

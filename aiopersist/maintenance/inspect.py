@@ -74,11 +74,23 @@ class HoldView(BaseModel, frozen=True):
     """Times between its since and the shard's upper; `None` unless both are one int."""
     pins: bool
     """Whether it keeps the shard's since from moving."""
+    until: float | None = None
+    """When its lease ends unless its owner renews it, or when the subscription expires, in Unix seconds of
+    the consensus store's clock; `None`: it stays until somebody ends it."""
 
     @classmethod
-    def of(cls, kind: str, id: str, since: Antichain, state: State, signed: str | None = None) -> "HoldView":
+    def of(
+        cls,
+        kind: str,
+        id: str,
+        since: Antichain,
+        state: State,
+        signed: str | None = None,
+        until: float | None = None,
+    ) -> "HoldView":
         return cls.model_validate(
             {
+                "until": until,
                 "kind": kind,
                 "id": id,
                 "owner": signature(signed),
@@ -206,22 +218,34 @@ def _streams(state: State) -> dict[str, StreamSummary] | None:
 
 def _holds(state: State) -> list[HoldView]:
     readers = [
-        HoldView.of(
-            "named" if r.name else "reader", r.name or reader, r.since, state, r.owner if r.name else reader
-        )
+        HoldView.of(*_named(reader, r), r.since, state, r.owner if r.name else reader, lease_end(r))
         for reader, r in state.readers.items()
         if r.since.elements
     ]
     critical = [HoldView.of("critical", reader, c.since, state) for reader, c in state.critical.items()]
     policy = [HoldView.of("retention", "retain", p.hold, state) for p in state.retention.values()]
     consumers = [
-        HoldView.of("subscription", key, consumer.hold, state, consumer.owner)
+        HoldView.of("subscription", key, consumer.hold, state, consumer.owner, _finite(consumer.expires_at))
         for key, consumer in state.subscriptions.items()
         if not consumer.expired
     ]
     return sorted(
         [*readers, *critical, *consumers, *policy], key=lambda hold: (not hold.pins, -_far(hold.behind))
     )
+
+
+def _named(reader: str, record: LeasedReader) -> tuple[str, str]:
+    """The kind and the id of a leased reader's hold."""
+    return ("named", record.name) if record.name else ("reader", reader)
+
+
+def lease_end(lease: LeasedReader) -> float:
+    """When its lease ends, unless a heartbeat comes."""
+    return lease.heartbeat + lease.lease_s
+
+
+def _finite(moment: float) -> float | None:
+    return None if moment == inf else moment
 
 
 def signature(id: str | None) -> str | None:
@@ -258,7 +282,7 @@ def keeper(view: ShardView) -> Keeper | None:
     if not readers or (oldest := min(readers))[0] >= view.seqno:
         return None
     lease = view.readers[oldest[1]]
-    return Keeper(oldest[1], view.seqno - oldest[0], lease.heartbeat + lease.lease_s - view.now)
+    return Keeper(oldest[1], view.seqno - oldest[0], lease_end(lease) - view.now)
 
 
 class Growth(NamedTuple):

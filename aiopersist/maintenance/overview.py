@@ -74,7 +74,7 @@ class ShardSummary(BaseModel, frozen=True):
 
 async def find_names(stack: Stack, prefix: str = "") -> list[tuple[str, ShardId]]:
     """The names in use that begin with `prefix`, sorted, with the ids of their shards and `Indexed`s, which
-    may have the same name. Four requests, and two more for every few hundred names."""
+    may have the same name. Six requests, and two more for every few hundred names."""
     found = [*(await names(stack, ShardId)).items(), *(await names(stack, IndexedId)).items()]
     return sorted(pair for pair in found if pair[0].startswith(prefix))
 

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from aiopersist.resource import RELEASE_DEADLINE_S
 from aiopersist.shard.registration import Registration, begun_anew
 from aiopersist.shard.shard import Shard
 
@@ -90,7 +89,7 @@ class SharedRegistration:
         if not registration.alive:
             return
         try:
-            async with asyncio.timeout(RELEASE_DEADLINE_S):
+            async with asyncio.timeout(self._shard.stack.supervisor.patience_s()):
                 await registration.expire()
         except Exception as error:
             what = f"ending a registration of {self._shard.label}, now left to its lease,"

@@ -18,7 +18,8 @@ from aiopersist.gc.tombstones import Tombstone, read_heads, remove_tombstone
 from aiopersist.maintenance.shard import ShardMaintenance
 from aiopersist.resource import run_bounded
 from aiopersist.shard.catalog import Naming, forget_names
-from aiopersist.shard.log import list_shards
+from aiopersist.shard.log import consensus_key, list_shards
+from aiopersist.shard.resting import add_resting, read_resting
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import plan
 from aiopersist.state.lifecycle import first_expiry
@@ -73,6 +74,7 @@ class Rounds:
         self._idle: dict[str, Idle] = {}
         self._tombstones: dict[str, Tombstone] = {}
         self._keeps_tombstones = False  # true where the store cannot remove keys
+        self._resting: dict[str, int] | None = None  # the record of those that stay; `None`: not read yet
         self._names: dict[str, Naming] = {}  # those in use
         self._began_at = inf  # the round before, by the store's clock
         self._backing_off: dict[str, ShardMaintenance] = {}  # kept alive with their memory of failures
@@ -87,6 +89,8 @@ class Rounds:
         self._forget_old_rounds(now)
         known = {shard: idle.seqno for shard, idle in self._idle.items() if now <= idle.until}
         known |= {shard: tombstone.seqno for shard, tombstone in self._tombstones.items()}
+        resting = self._resting = await read_resting(self._stack) if self._resting is None else self._resting
+        known |= {shard: resting[key] for shard in shards if (key := consensus_key(shard)) in resting}
         rounds = [MaintenanceRound(shards=len(self._idle))]
         async for heads in read_heads(self._stack, shards, known):
             self._tombstones |= heads.tombstones
@@ -94,7 +98,7 @@ class Rounds:
             jobs = [partial(self._maintain_or_report, *moved) for moved in heads.moved.items()]
             rounds.append(MaintenanceRound(shards=-counted))  # the jobs count these again
             rounds += await run_bounded(self._stack.settings.compactions_max, jobs)
-        await self._remove_tombstones()
+        await self._remove_tombstones(resting)
         return reduce(MaintenanceRound.plus, rounds, MaintenanceRound())
 
     def _forget_old_rounds(self, now: float) -> None:
@@ -105,14 +109,20 @@ class Rounds:
                 remembered.clear()
         self._began_at = now
 
-    async def _remove_tombstones(self) -> None:
+    async def _remove_tombstones(self, resting: dict[str, int]) -> None:
         """Remove old names that name nothing, and old tombstones. A tombstone that has a name yet stays,
         since a shard could be created under that name. After a failure the next round tries again."""
         if self._keeps_tombstones:
             return
         oldest = await self._stack.consensus.now() - self._stack.settings.tombstone_retention_s
         try:
-            await forget_names(self._stack, self._names)
+            before = dict(resting)
+            await forget_names(self._stack, self._names, resting)
+            if self._stack.consensus.keeps_keys:
+                resting |= {consensus_key(shard): found.seqno for shard, found in self._tombstones.items()}
+                if resting != before:
+                    await add_resting(self._stack, resting)
+                return
             named = {naming.shard for naming in self._names.values()}
             old = [(s, t) for s, t in self._tombstones.items() if t.at < oldest and s not in named]
             jobs = [partial(remove_tombstone, self._stack, *found) for found in old]

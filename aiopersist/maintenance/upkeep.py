@@ -6,7 +6,6 @@ a second, or when a call asks for it; on a worker thread, beside the event loop.
 begun at once.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -59,8 +58,9 @@ class Upkeep:
             for shard in list(self._early.values()):
                 self._maintenance.add(shard)
                 state = shard.register.state
-                if self._background and state is not None and not state.finalized:
-                    shard.register.on_commit(state)
+                begin_due = shard.register.on_commit
+                if self._background and begin_due is not None and state is not None and not state.finalized:
+                    begin_due(state)
             self._early.clear()
             self._contents.clear()
         return self._maintenance
@@ -68,7 +68,7 @@ class Upkeep:
     async def ready(self) -> "Maintenance":
         """The same; what is imported is imported on a thread."""
         if not are_imported([CODE]):
-            await self._stack.compute(import_module, CODE)
+            await self._stack.imported(CODE)
         return self.now()
 
     async def aclose(self) -> None:

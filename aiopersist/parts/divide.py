@@ -47,7 +47,7 @@ Runs: TypeAlias = Sequence[Sequence[Named]]
 `runs` describes all of them."""
 
 
-class Piece(Record):
+class Piece(Record, frozen=True, kw_only=True):
     """One piece of a read. It travels as JSON."""
 
     schema_id: int
@@ -164,7 +164,7 @@ def _pieces(given: _Input, ranges: list[KeyRange], order: list[Leaf]) -> list[Pi
         rows = inline if where is None else apply_where(inline, where, fetch.schema)
         found += [_inline(fetch, rows)] if rows.num_rows else []
         there = tuple(batch for batch in found if batch is not None)
-        pieces.append(Piece.of(schema_id=fetch.schema_id, keys=to_stored(keys, order), runs=there))
+        pieces.append(Piece(schema_id=fetch.schema_id, keys=to_stored(keys, order), runs=there))
     return pieces
 
 
@@ -182,7 +182,7 @@ def _inline(fetch: Fetch, rows: "pa.Table") -> HollowBatch:
     """Rows as one inline part. Its description lets every time through unchanged."""
     since = minimum(fetch.schema.time_length)
     part = inline_part(rows.combine_chunks(), fetch.schema_id)
-    return HollowBatch.of(lower=since, upper=Antichain(), since=since, parts=(part,))
+    return HollowBatch(lower=since, upper=Antichain(), since=since, parts=(part,))
 
 
 async def _blocks(

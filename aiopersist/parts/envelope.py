@@ -9,12 +9,10 @@ import json
 import re
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import ValidationError
-
 from aiopersist.data.part.inline import checksum
 from aiopersist.errors import InvalidUpdate
 from aiopersist.measure.providers import carrier
-from aiopersist.state.record import Record
+from aiopersist.state.record import Record, decoder, encode
 
 R = TypeVar("R", bound=Record)
 
@@ -32,7 +30,7 @@ class Envelope(NamedTuple):
 
     def encode(self, value: Record) -> bytes:
         """The value as bytes."""
-        body, number, trace = value.model_dump_json().encode(), self.format, carrier()
+        body, number, trace = encode(value), self.format, carrier()
         if trace:
             body, number = b"%s\n%s" % (json.dumps(trace).encode(), body), number + 1
         return b"%s %d %s\n%s" % (self.magic, number, checksum(body).encode(), body)
@@ -59,9 +57,10 @@ class Envelope(NamedTuple):
         if fields[1] != b"%d" % self.format:
             _, _, body = body.partition(b"\n")
         try:
-            return model.model_validate_json(body)
-        except ValidationError as error:
+            value: R = decoder(model)(body)
+        except (ValueError, RecursionError) as error:
             raise refused(f"a transmitted {what} cannot be read: {error}") from error
+        return value
 
     def trace(self, data: bytes) -> dict[str, str]:
         """The context of the trace within which the value was encoded; empty if there was none, or if these

@@ -24,9 +24,9 @@ def _unsealed(batch: UnsealedBatch) -> HollowBatch:
     greatest = batch.time_greatest
     upper = Antichain() if greatest == TIME_MAX else Antichain(greatest + 1)
     lower = Antichain(batch.time_least)
-    return HollowBatch.of(lower=lower, upper=upper, since=ZERO, parts=batch.parts)
+    return HollowBatch(lower=lower, upper=upper, since=ZERO, parts=batch.parts)
 
 
 def _trace(batch: TraceBatch) -> HollowBatch:
-    ends = {"lower": Antichain(batch.lower), "upper": Antichain(batch.upper), "since": Antichain(batch.since)}
-    return HollowBatch.of(**ends, parts=batch.parts)
+    lower, upper, since = map(Antichain, (batch.lower, batch.upper, batch.since))
+    return HollowBatch(lower=lower, upper=upper, since=since, parts=batch.parts)

@@ -12,7 +12,7 @@ from aiopersist.errors import Error, Indeterminate, StorageUnavailable
 from aiopersist.settings import Settings
 from aiopersist.shard.shard import Shard
 from aiopersist.state.keys import BlobKey
-from aiopersist.state.record import HollowPart
+from aiopersist.state.record import HollowPart, InlineBytes
 from aiopersist.storage.blob import Blob
 
 log = logging.getLogger("aiopersist").getChild("storage")
@@ -105,4 +105,5 @@ def inline_part(columns: "pa.Table | pa.RecordBatch", schema_id: int) -> HollowP
 
 def inline_part_of(data: bytes, rows: int, schema_id: int) -> HollowPart:
     """`inline_part` of so many rows, encoded."""
-    return HollowPart.of(inline=data, size=len(data), rows=rows, checksum=checksum(data), schema_id=schema_id)
+    inline = InlineBytes(data)
+    return HollowPart(inline=inline, size=len(data), rows=rows, checksum=checksum(data), schema_id=schema_id)

@@ -31,11 +31,11 @@ from aiopersist.data.updates.convert import RowBuffer, chunks_of, is_arrow, roug
 from aiopersist.data.updates.order import row_key
 from aiopersist.data.updates.sizes import check_update_size, goodbytes
 from aiopersist.data.updates.times import Greatest, Seen, first_row_not_beyond
-from aiopersist.data.updates.tiny import TIME_AND_DIFF_BYTES, PlainRows, Tiny, tiny
+from aiopersist.data.updates.tiny import TIME_AND_DIFF_BYTES, PlainRows
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Description, Time, minimum
 from aiopersist.parts.columns import columns_of
-from aiopersist.parts.put import NewBlobs, inline_part, inline_part_of, put, stats_spec
+from aiopersist.parts.put import NewBlobs, inline_part, put, stats_spec
 from aiopersist.settings import Settings
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
@@ -80,7 +80,6 @@ class Upload:
         self._since = minimum(schema.time_length) if since is None else since
         self._buffer = Buffer(schema)
         self._plain: PlainRows | None = None  # only builders add single rows
-        self._tiny: Tiny | None = None
         self._one_blob = one_blob
         self._greatest = Greatest()
         self._raw = raw
@@ -92,19 +91,6 @@ class Upload:
     def parts_in_flight(self) -> int:
         """Parts that were started and not collected yet."""
         return len(self._in_flight)
-
-    async def take_whole(self, updates: Any) -> None:
-        """`take` for the only input of a batch: a few plain rows are sorted and summed at once, unless
-        they are."""
-        rows = updates if isinstance(updates, Tiny) else tiny(updates, self._schema)
-        settings = self._stack.settings
-        if rows is None or rows.goodbytes > min(settings.update_size_max, settings.blob_target_size - 1):
-            await self.take(updates)
-            return
-        if not self.lower.less_equal(rows.least_time):
-            raise _not_beyond(rows.least_time, self.lower)
-        self._greatest.add_int(rows.greatest_time)
-        self._tiny = rows
 
     async def take(self, updates: Any) -> None:
         """Convert and check `updates`: rows, Arrow data, or an iterator or async iterator of either; and
@@ -161,8 +147,6 @@ class Upload:
 
     async def finish(self, upper: Antichain) -> HollowBatch:
         """The batch, with all parts uploaded."""
-        if self._tiny is not None:
-            await self._take_tiny(self._tiny)
         rest = self._buffer.take() if self._buffer.rows else None
         if rest is not None and not self._blobs.keys and self._fits_inline(goodbytes(rest)):
             part = await self._inline(rest)
@@ -174,7 +158,7 @@ class Upload:
             await self._collect()
         runs = tuple(i for i in range(1, len(self._parts)) if self._parts[i].first < self._parts[i - 1].last)
         parts = tuple(part.hollow for part in self._parts)
-        return HollowBatch.of(lower=self.lower, upper=upper, since=self._since, parts=parts, runs=runs)
+        return HollowBatch(lower=self.lower, upper=upper, since=self._since, parts=parts, runs=runs)
 
     async def finish_raw(self) -> "list[tuple[HollowPart | pa.Table, int]]":
         """The updates in the order they came, each item with its goodbytes: parts, all uploaded, then a table
@@ -199,20 +183,10 @@ class Upload:
 
     def discard(self) -> asyncio.Task[None] | None:
         """Drop the buffer, and delete the blobs: see `NewBlobs`."""
-        self._buffer, self._tiny = Buffer(self._schema), None
+        self._buffer = Buffer(self._schema)
         return self._blobs.discard()
 
     # --- the steps -------------------------------------------------------------------------------
-
-    async def _take_tiny(self, rows: Tiny) -> None:
-        """Add rows that are already sorted and summed."""
-        if not rows.rows:
-            return
-        if self._fits_inline(rows.goodbytes):
-            part = inline_part_of(rows.message(), rows.rows, self._schema_id)
-            self._parts.append(_FinishedPart(part, None, None))
-        else:
-            self._buffer.add(to_table(rows.batch, self._schema))
 
     async def _push(self, chunk: Any, row_base: int) -> None:
         convert = partial(self._columns, row_base)

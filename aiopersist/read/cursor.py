@@ -8,13 +8,23 @@ does.
 
 import base64
 import json
+import re
 import zlib
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from aiopersist.errors import InvalidUsage, UsageKind, shown
-from aiopersist.frontier import Antichain, Time
+from aiopersist.errors import Corruption, InvalidUsage, UsageKind, shown
+from aiopersist.frontier import Antichain, Time, check_time
+
+T = TypeVar("T")
 
 VERSION = 1
+SEQNO_MAX = 2**63 - 1
+_FLAGS = {0: False, 1: True}
+_COMMIT = re.compile(r"[0-9A-Za-z-]{1,36}(\.[0-9a-f]{8})?", re.ASCII)  # with its checksum (`state/seal.py`)
+
+
+class OfAnotherHistory(Corruption):
+    """A cursor that was good before the store was restored from a backup."""
 
 
 class Cursor(NamedTuple):
@@ -68,16 +78,41 @@ def decode(text: object, shard: str) -> Cursor:
         raise _invalid(f"{shown(text, 40)} is no cursor")
     try:
         version, found, elements, as_of, snapshot, seqno, commit = values_of(text)
-        if version != VERSION:
+        if (version, type(version)) != (VERSION, int):
             raise ValueError("version")
         cursor = Cursor(
-            found, Antichain(*map(_time, elements)), _time(as_of), bool(snapshot), int(seqno), str(commit)
+            checked(found, str),
+            Antichain(*map(_time, checked(elements, list))),
+            None if as_of is None else check_time(_time(as_of)),
+            _FLAGS[checked(snapshot, int)],
+            checked(seqno, int),
+            checked(commit, str),
         )
-    except (ValueError, TypeError) as e:
+        if not 0 <= cursor.seqno <= SEQNO_MAX or not _COMMIT.fullmatch(cursor.commit):
+            raise ValueError("version of the state")
+        if cursor.snapshot and cursor.as_of is None:
+            raise ValueError("snapshot without a time")
+    except (ValueError, TypeError, KeyError) as e:
         raise _invalid(f"{shown(text, 40)} is no cursor of this version") from e
     if cursor.shard != shard:
         raise _invalid(f"the cursor is of shard {cursor.shard}, not of {shard}")
     return cursor
+
+
+def check_shape(cursor: Cursor, time_length: int | None) -> None:
+    """`InvalidUsage` of kind `INVALID_CURSOR` unless its times have that length (`None`: ints), as those of
+    the shard have."""
+    times = (*cursor.frontier.elements, *(() if cursor.as_of is None else (cursor.as_of,)))
+    lengths = {len(time) if isinstance(time, tuple) else None for time in times}
+    if lengths - {time_length} or (time_length is not None and cursor.as_of is None):
+        raise _invalid("the times of the cursor are not of the form of those of its shard")
+
+
+def checked(value: Any, kind: type[T]) -> T:
+    """A value of JSON, if it is of that type; else `TypeError`. A bool is no int."""
+    if type(value) is not kind:
+        raise TypeError(kind.__name__)
+    return value
 
 
 def _time(value: Any) -> Any:

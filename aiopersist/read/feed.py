@@ -12,7 +12,7 @@ A store that does not answer ends a wait. The next one goes on behind the last s
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -23,11 +23,12 @@ from aiopersist.data.plain import empty_table
 from aiopersist.data.updates.assemble import at_time
 from aiopersist.errors import InvalidUsage, NotReadable, StorageUnavailable, UsageKind
 from aiopersist.frontier import Antichain, minimum, successor
+from aiopersist.read.cut import CutBatches, batches_in
 from aiopersist.read.handle import ReadHandle, listen_from
 from aiopersist.read.listen import Listen, Steps, bound_steps, check_with
-from aiopersist.read.places import cursor_of, within_of
+from aiopersist.read.places import cursor_of, within_of_session
 from aiopersist.read.session import ReadSession
-from aiopersist.read.snapshot import Items, Snapshot
+from aiopersist.read.snapshot import Snapshot
 from aiopersist.resource import Resource
 from aiopersist.shard.instant import as_int
 from aiopersist.shard.stack import Stack
@@ -42,6 +43,7 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 STEP_GROUPS = 4  # row groups that a step has at most, as far as keys and times can be cut
+LISTEN_GROUPS = 2  # the same of the updates that a bounded feed reads ahead
 KEY_CHARS_MAX = 1024  # of the key in a position: it lies in cursors, and in the state of a subscription
 
 
@@ -62,20 +64,30 @@ class UpdatesStep(NamedTuple):
 
 class UpdateFeed(Resource, Generic[K, V]):
     """See the header. One of the openings comes first. A wait may be cancelled and repeated. `where` chooses
-    rows of the contents, all or none of a key; `chosen` tells this choice from others."""
+    rows of the contents, all or none of a key; `chosen` tells this choice from others. `step_bytes`: about
+    so many has a step, instead of some row groups."""
 
     def __init__(
-        self, session: ReadSession[K, V], where: "Expression | None" = None, chosen: str = ""
+        self,
+        session: ReadSession[K, V],
+        where: "Expression | None" = None,
+        chosen: str = "",
+        step_bytes: int | None = None,
     ) -> None:
         self._session = session
         self._schema_id, self._chosen = session.fetch.schema_id, chosen
         self._handle: ReadHandle[K, V] = ReadHandle(session)
         self._where = where
+        group_bytes = session.fetch.stack.settings.row_group_bytes
+        self._step_bytes = STEP_GROUPS * group_bytes if step_bytes is None else step_bytes
+        self._joined_bytes = min(self._step_bytes, group_bytes)
+        self._ahead_bytes = None if step_bytes is None else LISTEN_GROUPS * group_bytes
+        self._turns = None if step_bytes is None else session.fetch.stack.turns
         self._held = AsyncExitStack()
         self._snapshot: Snapshot[K, V] | None = None
         """What the contents come from. It keeps blobs, so it is closed behind them; one at a position that
         others hold is not opened before a step is asked for."""
-        self._contents: Items[Any] | None = None
+        self._contents: CutBatches | None = None
         self._batch: Any = None
         """The next batch of the contents, read ahead: so that the last one is known."""
         self._within: WithinContents | None = None
@@ -106,7 +118,7 @@ class UpdateFeed(Resource, Generic[K, V]):
 
     async def open_cursor(self, cursor: str) -> None:
         """Go on behind the step of that cursor."""
-        within = within_of(cursor, self._session.shard.id)
+        within = within_of_session(cursor, self._session)
         self._check_counted(within)
         async with AsyncExitStack() as held:
             if within is None:
@@ -159,7 +171,8 @@ class UpdateFeed(Resource, Generic[K, V]):
         return is_known and bool(shard.schema(schema_id).arrow_schema.field("key").equals(key))
 
     def _read(self, snapshot: Snapshot[K, V]) -> None:
-        self._snapshot, self._contents = snapshot, snapshot.batches(self._rest())
+        self._snapshot = snapshot
+        self._contents = CutBatches(snapshot.batches(self._rest()), self._step_bytes)
         self._batch, self._left_out = None, 0
 
     async def _open_snapshot(self, as_of: int) -> None:
@@ -174,7 +187,7 @@ class UpdateFeed(Resource, Generic[K, V]):
             await self._held.aclose()
 
     def _opened(self, listen: Listen[K, V], held: AsyncExitStack) -> None:
-        bound_steps(listen, STEP_GROUPS * self._session.fetch.stack.settings.row_group_bytes)
+        bound_steps(listen, self._step_bytes, self._ahead_bytes)
         self._held, self._listen, self._steps = held.pop_all(), listen, listen.steps()
 
     def _rest(self) -> "Expression | None":
@@ -238,14 +251,25 @@ class UpdateFeed(Resource, Generic[K, V]):
         """Another feed of the same rows, to be opened."""
         return UpdateFeed(self._session, self._where, self._chosen)
 
+    def let_go(self) -> None:
+        """Forget what was read ahead of the contents, unless a step is waited for: the next one reads it."""
+        self.stack.turns.forget(self.let_go)
+        if self._contents is not None and not self._taking.locked():
+            self.stack.supervisor.spawn(self._let_go(), "let go what was read ahead", abandon=True)
+
+    async def _let_go(self) -> None:
+        async with self._taking:
+            if self._taken is None and (contents := self._contents) is not None:
+                self._contents = self._batch = None
+                await contents.aclose()
+
     async def next(self, form: Callable[[UpdatesStep], T]) -> T:
         """What `form` makes of the next step, on a worker thread unless that has few rows.
         `StopAsyncIteration` behind the last step of a shard that is closed."""
         async with self._taking:
             if self._taken is None:
                 self._taken = await self._next()
-            rows = self._taken.updates.num_rows
-            made = await self._session.fetch.stack.compute_rows(rows, form, self._taken)
+            made = await self._session.fetch.stack.compute_rows(self._taken.updates, form, self._taken)
             nothing = empty_table(self._session.schema.arrow_schema)
             self._behind_last, self._taken = self._taken._replace(updates=nothing), None
             return made
@@ -254,7 +278,8 @@ class UpdateFeed(Resource, Generic[K, V]):
         if self._within is not None and self._contents is None:
             await self._open_snapshot(self._within.as_of)
         if self._contents is not None:
-            return await self._next_contents()
+            async with self._turns.turn(self.let_go) if self._turns else nullcontext():
+                return await self._next_contents()
         if self._snapshot is not None:
             await self._snapshot.aclose()
             self._snapshot = None
@@ -271,7 +296,7 @@ class UpdateFeed(Resource, Generic[K, V]):
         if self._batch is None:
             self._batch = await self._next_batch()
         while (following := await self._following()) is not None and self._joins(following):
-            self._batch = pa.Table.from_batches([*_batches(self._batch), following])
+            self._batch = pa.Table.from_batches([*batches_in(self._batch), following])
         (batch, self._batch), as_of = self._cut(self._batch, following), self._within.as_of
         schema = self._session.schema
         updates = empty_table(schema.arrow_schema) if batch is None else at_time(batch, as_of, schema)
@@ -297,7 +322,7 @@ class UpdateFeed(Resource, Generic[K, V]):
         on."""
         assert self._contents is not None
         try:
-            return await anext(self._contents, None)
+            return await self._contents.next()
         except StorageUnavailable:
             contents, self._contents = self._contents, None
             await contents.aclose()
@@ -322,7 +347,7 @@ class UpdateFeed(Resource, Generic[K, V]):
             or (end := number - self._rows_of(key, batch)) == 0
         ):
             return batch, following
-        return batch.slice(0, end), pa.Table.from_batches([*_batches(batch.slice(end)), following])
+        return batch.slice(0, end), pa.Table.from_batches([*batches_in(batch.slice(end)), following])
 
     def _behind(self, updates: "pa.Table") -> WithinContents:
         """The place behind these rows, before those that wait."""
@@ -361,9 +386,8 @@ class UpdateFeed(Resource, Generic[K, V]):
         """Whether the next batch comes with this step: merging ends with batches of a row, and a step of a
         single key has all rows of it, if they are not too many."""
         size = self._batch.nbytes + following.nbytes
-        group_bytes = self._session.fetch.stack.settings.row_group_bytes
-        if size <= group_bytes or size > STEP_GROUPS * group_bytes:
-            return bool(size <= group_bytes)
+        if size <= self._joined_bytes or size > STEP_GROUPS * self._joined_bytes:
+            return bool(size <= self._joined_bytes)
         key = self._key_of(self._batch, 0)
         last = self._key_of(self._batch, self._batch.num_rows - 1)
         return key is not None and key == last == self._key_of(following, 0)
@@ -371,8 +395,5 @@ class UpdateFeed(Resource, Generic[K, V]):
     async def aclose(self) -> None:
         """Stop; idempotent."""
         self._closed = True
+        self.stack.turns.forget(self.let_go)
         await self._held.aclose()
-
-
-def _batches(some: "pa.RecordBatch | pa.Table") -> "list[pa.RecordBatch]":
-    return [some] if isinstance(some, pa.RecordBatch) else some.to_batches()

@@ -13,7 +13,7 @@ from aiopersist.read.interval import hold_for
 from aiopersist.read.listen import Listen, Start
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Snapshot
-from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
+from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.hold import OwnHold
 from aiopersist.shard.instant import as_int, close_if_passed
@@ -34,7 +34,7 @@ class ReadHandle(Resource, Generic[K, V]):
         self._own_turn = asyncio.Lock()
 
     @classmethod
-    async def open(
+    async def _open(
         cls,
         shard: Shard,
         schema: Schema[K, V, Any],
@@ -153,7 +153,7 @@ class ReadHandle(Resource, Generic[K, V]):
             await self._session.confirm()
             listen = await self._begun(as_of, cursor, end)
             if isinstance(until, datetime):
-                listen.closes_until()
+                listen._close_until()
             return listen
 
     async def _begun(
@@ -189,7 +189,7 @@ class ReadHandle(Resource, Generic[K, V]):
         closed = not instant or await close_if_passed(self._shard, as_int(as_of))
         listen = await self._listen(_contents(as_of, until))
         if not closed:
-            listen.closes(as_int(as_of))
+            listen._close(as_int(as_of))
         return listen
 
     async def _from_upper(self, begin: Callable[[Antichain], Start]) -> Listen[K, V]:
@@ -240,7 +240,7 @@ class ReadHandle(Resource, Generic[K, V]):
         if not self._scope.close():
             return
         release = self._shard.stack.supervisor.spawn(self._session.release(), "release a reader")
-        await asyncio.wait([release], timeout=RELEASE_DEADLINE_S)
+        await self._shard.stack.supervisor.released(release)
 
     def __repr__(self) -> str:
         return f"<ReadHandle of {self._shard.id}: since {self.since}, upper {self.upper}>"

@@ -23,8 +23,10 @@ from aiopersist.state.record import HollowPart
 def hold_for(frontier: Antichain, as_of: Time | None) -> Antichain:
     """The hold that delivering everything from `frontier` on needs: its component-wise predecessor, joined
     with `as_of`. For reading changes from `f` needs `since < f`, or both at the minimum."""
-    before = predecessor(frontier).elements
-    return Antichain(*(e if as_of is None or isinstance(e, int) else join(e, as_of) for e in before))
+    before = predecessor(frontier)
+    if as_of is None:
+        return before
+    return Antichain(*(e if isinstance(e, int) else join(e, as_of) for e in before.elements))
 
 
 def batches_of(state: State, lower: Antichain, upper: Antichain, as_of: Time | None) -> list[HollowBatch]:

@@ -28,7 +28,7 @@ from aiopersist.state.record import HollowPart, Record
 ENVELOPE = Envelope("part", format=1)
 
 
-class TransmittedPart(Record):
+class TransmittedPart(Record, frozen=True, kw_only=True):
     """A part as it travels."""
 
     shard: str
@@ -72,7 +72,7 @@ class LeasedPart:
 
     def to_transmittable(self) -> bytes:
         """The part as bytes, for `client.fetch_part` in any process while the snapshot is open."""
-        value = TransmittedPart.of(
+        value = TransmittedPart(
             shard=self._fetch.shard.id,
             reader=self._reader,
             schema_id=self._fetch.schema_id,
@@ -98,9 +98,10 @@ async def fetch_part(
         shaped(transmitted.as_of, stored.time_length)
     except InvalidUsage as error:
         raise InvalidUpdate(f"a transmitted part has no time of the shard: {error}") from error
-    if schema is not None and not stored.same_as(schema):
+    chosen = stored if schema is None else shard.as_stored(schema)
+    if not stored.same_as(chosen):
         raise CodecMismatch(schema, stored, shard_id=shard.id)
-    fetch = Fetch(shard, schema or stored)
+    fetch = Fetch(shard, chosen)
     named = [(transmitted.batch, part) for part in transmitted.batch.parts]
     try:
         table = await fetch.table(named, Selection(as_of=transmitted.as_of), transmitted.reader)

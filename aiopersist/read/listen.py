@@ -102,18 +102,18 @@ class Listen(Resource, Generic[K, V]):
         """They make instants complete that this waits for."""
         session.opened[self] = None
 
-    def closes(self, time: int) -> None:
+    def _close(self, time: int) -> None:
         """From now on, the instant `time` is made complete as soon as it has passed, while this is open."""
         shard = self._fetch.shard
         if not shard.stack.readonly:
             work = close_when_passed(shard, time)
             self._closing.append(shard.stack.supervisor.background(work, f"close {shard.label}"))
 
-    def closes_until(self) -> None:
+    def _close_until(self) -> None:
         """The same of the last time before `until`."""
         until = self._start.until
         if until is not None and until.elements and (time := as_int(until.elements[0])):
-            self.closes(time - 1)
+            self._close(time - 1)
 
     @property
     def as_of(self) -> Time | None:
@@ -305,10 +305,11 @@ class Steps(Generic[K, V]):
         return await self._step()
 
 
-def bound_steps(listen: Listen[Any, Any], bytes_max: int) -> None:
-    """From now on an interval has about so many bytes, as far as times can be cut. Int times only."""
-    settings = listen._fetch.stack.settings
-    listen._bound = StepBound(bytes_max, max(bytes_max, settings.read_memory_bytes // HELD_SHARE))
+def bound_steps(listen: Listen[Any, Any], bytes_max: int, memory_bytes: int | None = None) -> None:
+    """From now on an interval has about so many bytes, as far as times can be cut. Int times only.
+    `memory_bytes`: about so many are read ahead; `None`: a share of `settings.read_memory_bytes`."""
+    most = listen._fetch.stack.settings.read_memory_bytes // HELD_SHARE
+    listen._bound = StepBound(bytes_max, max(bytes_max, most if memory_bytes is None else memory_bytes))
 
 
 def check_with(listen: Listen[Any, Any], check: Callable[[State], None]) -> None:

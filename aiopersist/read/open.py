@@ -30,12 +30,10 @@ def open_reader(
         if lease_s is not None:
             check_lease_s(lease_s)
         found = await _created(shards, name, schema) if create and schema else await shards.existing(name)
-        stored = found.schema(found.state.schema_id)
-        if schema is not None:
-            found.schema_id(schema)
-        return await ReadHandle.open(
+        chosen = found.schema(found.state.schema_id) if schema is None else found.as_stored(schema)
+        return await ReadHandle._open(
             found,
-            stored if schema is None else schema,
+            chosen,
             shards.scope,
             hold=None if hold is None else frontier(hold),
             hold_name=None if hold_name is None else check_name(hold_name),

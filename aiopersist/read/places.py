@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from aiopersist.data.jsonable import scalar_from_text
 from aiopersist.errors import InvalidUsage, UsageKind, shown
-from aiopersist.frontier import Antichain
+from aiopersist.frontier import Antichain, check_time
 from aiopersist.read import cursor as cursors
-from aiopersist.read.cursor import text_of, values_of
+from aiopersist.read.cursor import checked, text_of, values_of
 from aiopersist.read.session import ReadSession
 from aiopersist.shard.instant import as_int
 from aiopersist.state.position import Position, WithinContents
@@ -26,23 +27,40 @@ def within_of(cursor: str, shard: str) -> WithinContents | None:
     if not cursor.startswith(FORM):
         return None
     try:
-        version, found, as_of, *place = values_of(cursor.removeprefix(FORM))
-        if version != VERSION:
+        version, found, *place = values_of(cursor.removeprefix(FORM))
+        as_of, key, is_key_done, past, rows, schema_id, chosen = place
+        if (version, type(version)) != (VERSION, int):
             raise ValueError("version")
-        names = ("key", "is_key_done", "past", "rows", "schema_id", "chosen")
-        within = WithinContents(as_of=as_of, **dict(zip(names, place, strict=True)))
+        within = WithinContents(
+            as_of=as_int(check_time(checked(as_of, int))),
+            key=None if key is None else checked(key, str),
+            is_key_done=checked(is_key_done, bool),
+            past=as_int(check_time(checked(past, int))),
+            rows=as_int(check_time(checked(rows, int))),
+            schema_id=None if schema_id is None else checked(schema_id, int),
+            chosen=checked(chosen, str),
+        )
     except (ValueError, TypeError) as error:
-        text = f"{shown(cursor, 40)} is no cursor of this version"
-        raise InvalidUsage(UsageKind.INVALID_CURSOR, text) from error
+        raise _invalid(f"{shown(cursor, 40)} is no cursor of this version") from error
     if found != shard:
-        text = f"the cursor is of shard {found}, not of {shard}"
-        raise InvalidUsage(UsageKind.INVALID_CURSOR, text)
+        raise _invalid(f"the cursor is of shard {shown(found)}, not of {shard}")
+    return within
+
+
+def within_of_session(cursor: str, session: ReadSession[Any, Any]) -> WithinContents | None:
+    """As `within_of`, of the shard of the session; its key is one of the shard."""
+    within = within_of(cursor, session.shard.id)
+    if within is not None and within.key is not None:
+        try:
+            scalar_from_text(within.key, session.schema.key.codec.arrow_type)
+        except ValueError as error:
+            raise _invalid(f"{shown(cursor, 40)}: the key of its place is none of this shard") from error
     return within
 
 
 async def position_of(cursor: str, session: ReadSession[Any, Any]) -> Position:
     """The position behind the step of that cursor. One request."""
-    within = within_of(cursor, session.shard.id)
+    within = within_of_session(cursor, session)
     if within is not None:
         return Position(frontier=Antichain(within.as_of), contents=within)
     found = cursors.decode(cursor, session.shard.id)
@@ -51,3 +69,7 @@ async def position_of(cursor: str, session: ReadSession[Any, Any]) -> Position:
         as_of = as_int(found.as_of)
         return Position(frontier=Antichain(as_of), contents=WithinContents(as_of=as_of))
     return Position(frontier=found.frontier)
+
+
+def _invalid(text: str) -> InvalidUsage:
+    return InvalidUsage(UsageKind.INVALID_CURSOR, text)

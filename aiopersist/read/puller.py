@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from aiopersist.errors import InvalidUsage, UsageKind
-from aiopersist.resource import Supervisor
+from aiopersist.supervisor import Supervisor
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from aiopersist.state.model import State
 from aiopersist.state.record import Record
 
 
-class Range(Record):
+class Range(Record, frozen=True, kw_only=True):
     """The contents at `as_of`, or the changes of `[start, end)`; `end=None`: all from `start` on."""
 
     as_of: int | tuple[int, ...] | None = None
@@ -53,7 +53,7 @@ def checked(as_of: Time | None, start: int | None, end: int | None, schema: Sche
             return Range()
         if not isinstance(as_of, int | tuple):
             raise InvalidUsage(UsageKind.INVALID_TIME, f"as_of is one time, not {shown(as_of)}", time=as_of)
-        return Range.of(as_of=shaped(as_of, schema.time_length).elements[0])
+        return Range(as_of=shaped(as_of, schema.time_length).elements[0])
     if as_of is not None:
         raise InvalidUsage(UsageKind.INVALID_TIME, "give as_of, or start and end, not both", time=as_of)
     if schema.time_length is not None:
@@ -67,7 +67,7 @@ def checked(as_of: Time | None, start: int | None, end: int | None, schema: Sche
     if last is not None and last < first:
         text = f"end {last} is before start {first}"
         raise InvalidUsage(UsageKind.INVALID_BOUNDS, text, lower=Antichain(first), upper=Antichain(last))
-    return Range.of(start=first, end=last)
+    return Range(start=first, end=last)
 
 
 def hold_of(wanted: Range) -> Antichain:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import Corruption, InvalidUsage, NotReadable, SinceViolation, UsageKind
+from aiopersist.errors import InvalidUsage, NotReadable, SinceViolation, UsageKind
 from aiopersist.frontier import Antichain, Time, frontier, last_before, minimum, shaped
 from aiopersist.parts.fetch import Fetch, Selection
-from aiopersist.read.cursor import Cursor
+from aiopersist.read.cursor import Cursor, OfAnotherHistory, check_shape
 from aiopersist.read.interval import parts_since
 from aiopersist.read.snapshot import Snapshot, groups
 from aiopersist.resource import Resource, Scope
@@ -169,13 +169,15 @@ class ReadSession(Generic[K, V]):
     # --- checks ----------------------------------------------------------------------------------
 
     async def check_cursor(self, cursor: Cursor) -> State:
-        """The newest state, which follows the version of `cursor`; else `Corruption`."""
+        """The newest state, which follows the version of `cursor`; else `OfAnotherHistory`. `INVALID_CURSOR`
+        for times of another form."""
         shard = self.shard
+        check_shape(cursor, self.schema.time_length)
         state = await shard.open()
         if cursor.seqno > state.seqno or not await version_at(
             shard.stack, shard.id, cursor.seqno, cursor.commit
         ):
-            raise Corruption(
+            raise OfAnotherHistory(
                 f"the cursor was taken at version {cursor.seqno} ({cursor.commit}), which is not there: "
                 "was the store restored from a backup?",
                 shard_id=shard.id,

@@ -30,7 +30,7 @@ from aiopersist.read.query import Query
 from aiopersist.read.range import ALL, Range, check_held, checked, hold_of, not_complete, pinned
 from aiopersist.read.snapshot import Items
 from aiopersist.read.stream import in_batches
-from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
+from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.instant import close_if_passed, closed_when_passed, time_of
@@ -46,7 +46,7 @@ log = logging.getLogger("aiopersist").getChild("leases")
 ENVELOPE = Envelope("piece", format=1)
 
 
-class TransmittedPiece(Record):
+class TransmittedPiece(Record, frozen=True, kw_only=True):
     """A piece as it travels."""
 
     shard: str
@@ -105,7 +105,7 @@ class SharedRead(Resource):
             found = await divide(self._fetch, runs, self._range.selection, self._reader, tasks)
             return await self._fetch.stack.compute(lambda: [self._encoded(piece) for piece in found])
 
-    async def pieces_beside(self, tasks: int, staged: Sequence[HollowBatch]) -> list[tuple[bytes, bytes]]:
+    async def _pieces_beside(self, tasks: int, staged: Sequence[HollowBatch]) -> list[tuple[bytes, bytes]]:
         """As `pieces`, and with each a second piece: all updates of the staged batches whose keys may be in
         the first piece, so that a task finds the rows that it replaces."""
         with self._scope.call():
@@ -116,9 +116,7 @@ class SharedRead(Resource):
 
     def _encoded(self, piece: Piece, wanted: Range | None = None) -> bytes:
         shard, wanted = self._fetch.shard.id, wanted or self._range
-        return ENVELOPE.encode(
-            TransmittedPiece.of(shard=shard, reader=self._reader, range=wanted, piece=piece)
-        )
+        return ENVELOPE.encode(TransmittedPiece(shard=shard, reader=self._reader, range=wanted, piece=piece))
 
     async def aclose(self) -> None:
         """End the lease; one that was opened with `keep` expires by itself. Idempotent. A piece that is read
@@ -136,7 +134,7 @@ class SharedRead(Resource):
         if self._beating is not None:
             self._beating.cancel()
         ending = self._fetch.stack.supervisor.spawn(self._expire(), "end the lease of a shared read")
-        await asyncio.wait([ending], timeout=RELEASE_DEADLINE_S)
+        await self._fetch.stack.supervisor.released(ending)
 
     async def _expire(self) -> None:
         try:

@@ -27,7 +27,7 @@ class SinceHandle(Resource):
         self._turn = asyncio.Lock()
 
     @classmethod
-    async def open(cls, shard: Shard, reader: str, opaque: int, scope: Scope) -> "SinceHandle":
+    async def _open(cls, shard: Shard, reader: str, opaque: int, scope: Scope) -> "SinceHandle":
         """Take the hold of that id, or make it at the shard's since. One commit for a new hold."""
         own = Scope(f"the critical since {reader!r}", scope, shard.id)
         try:
@@ -103,6 +103,6 @@ def open_since(shards: Shards, name: str, critical_reader_id: str, opaque: int) 
     async def open_handle() -> SinceHandle:
         reader = check_name(critical_reader_id)
         found = await shards.existing(name)
-        return await SinceHandle.open(found, reader, opaque, shards.scope)
+        return await SinceHandle._open(found, reader, opaque, shards.scope)
 
     return shards.opening(open_handle, f"client.critical_since({name!r}, ...)")

@@ -30,11 +30,11 @@ from aiopersist.read.leased import LeasedPart, common_stats
 from aiopersist.read.puller import Puller
 from aiopersist.read.query import Columns, Query
 from aiopersist.read.stream import BATCH_ROWS, in_batches, projected_in_batches
-from aiopersist.resource import Resource, Scope, Supervisor, run_bounded
+from aiopersist.resource import Resource, Scope, run_bounded
 from aiopersist.shard.hold import Need, SharedHold
-from aiopersist.shard.shard import Shard
-from aiopersist.shard.stack import ON_THE_LOOP_BYTES
+from aiopersist.shard.stack import ON_THE_LOOP_BYTES, Stack
 from aiopersist.state.model import State
+from aiopersist.supervisor import Supervisor
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]  # its stubs are a package of their own
@@ -130,7 +130,8 @@ class Snapshot(PinnedRead, Generic[K, V]):
 
     async def to_pandas(self, where: Any = None, columns: Columns | None = None) -> "pd.DataFrame":
         """As `to_arrow`, as a pandas frame. `Unsupported` for dates that Python cannot represent."""
-        return await pandas_frame(await self.to_arrow(where, columns), self._fetch.shard)
+        shard = self._fetch.shard
+        return await pandas_frame(await self.to_arrow(where, columns), shard.stack, shard.id)
 
     @overload
     async def rows(self, where: Any = None, columns: None = None) -> list[tuple[K, V, int]]: ...
@@ -364,12 +365,12 @@ def some_batches(
     return snapshot._iteration(snapshot._batches(query))
 
 
-async def pandas_frame(table: "pa.Table", shard: Shard) -> "pd.DataFrame":
+async def pandas_frame(table: "pa.Table", stack: Stack, shard_id: str | None) -> "pd.DataFrame":
     """The table as a pandas frame, made on a thread. `Unsupported` for dates that Python cannot represent."""
     try:
-        frame: pd.DataFrame = await shard.stack.compute(table.to_pandas)
+        frame: pd.DataFrame = await stack.compute(table.to_pandas)
     except (OverflowError, ValueError) as e:
-        raise Unsupported(f"pandas cannot hold the contents: {e}", shard_id=shard.id) from e
+        raise Unsupported(f"pandas cannot hold the contents: {e}", shard_id=shard_id) from e
     return frame
 
 

@@ -1,26 +1,21 @@
 """One attempt to write a version, and the slot where a handle keeps it until its outcome is known."""
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import Any
 
-from aiopersist.errors import Indeterminate
+from msgspec import Struct
+
+from aiopersist.errors import Error, Indeterminate
 from aiopersist.shard.register import Register
-from aiopersist.state.command import Command
+from aiopersist.state.command import Command, Commit, Context
+from aiopersist.state.diff import Diff, apply, diff_of
+from aiopersist.state.invariants import check_version
 from aiopersist.state.model import State
+from aiopersist.state.seal import sealed
 
 
 class Unknowable(Indeterminate):
     """Whether the version was written is decided, but every proof of the outcome is gone."""
-
-
-@dataclass(slots=True, eq=False)
-class SentStatement:
-    """The statement that writes one attempt, or several at once, and how often it was sent: the answer to
-    a second sending says nothing about the first."""
-
-    statement: asyncio.Task[bool] | None = None
-    sent: int = 0
 
 
 class Slot:
@@ -37,24 +32,63 @@ class Slot:
         return self.pending is not None
 
 
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """One compare-and-set of version `expected + 1`."""
+class Attempt(Struct, eq=False):
+    """A command for a shard, for the handle of the slot, and the version that was last made of it: one
+    compare-and-set of version `expected + 1`."""
 
     register: Register
     command: Command
     slot: Slot
-    before: State | None
-    after: State
-    expected: int | None
-    commit: str
-    data: bytes
-    result: Any
+    before: State | None = None
+    expected: int | None = None
+    error: Error | None = None
+    """The refusal of the command."""
+    diff: Diff | None = None
+    """The version that it needs; `None`: none."""
+    data: bytes = b""
+    """The same as bytes, as they are sent."""
+    commit: str = ""
+    after: State | None = None
+    """The state that the version makes."""
+    result: Any = None
     """The result of the command if the attempt happened."""
-    sending: SentStatement = field(default_factory=SentStatement)
+    statement: asyncio.Task[bool] | None = None
+    """The last sending, of all shards of a commit together, where it has a task of its own."""
+    sent: int = 0
+    """How often it was sent: the answer to a second sending says nothing about the first."""
     happened: bool | None = None
     """Known once the attempt was settled."""
 
     @property
     def seqno(self) -> int:
         return 0 if self.expected is None else self.expected + 1
+
+    def plan(self, now: float) -> bool:
+        """Run the command on the newest state that is known, and make the bytes of the version that it needs,
+        if any; whether it is refused."""
+        register = self.register
+        self.before = state = register.state
+        self.expected = None if state is None else state.seqno
+        pins = register.pins
+        pinned = min(pins) if pins else None
+        outcome = self.command(state, Context(now, pinned, register.stack.clock.seen))
+        self.result, self.diff, self.error = outcome.result, None, None
+        if isinstance(outcome, Commit):
+            self.diff = diff_of(outcome.changes, state, commit=register.stack.runtime.token(), at=now)
+            self.data = sealed(self.diff, register.shard)
+        else:
+            self.error = outcome.error
+        return self.error is not None
+
+    def refusal(self) -> Error:
+        """The refusal of the command, which names the shard."""
+        error = self.error
+        assert error is not None
+        error.shard_id, error.label = self.register.shard, self.register.label_of()
+        return error
+
+    def take(self, diff: Diff) -> None:
+        """The bytes of the version read as `diff`: make the state of that, as each process does that reads
+        them."""
+        self.commit, self.after, self.sent, self.statement = diff.commit, apply(diff, self.before), 0, None
+        check_version(diff, self.before, self.after)

@@ -15,6 +15,7 @@ from zlib import crc32
 
 from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, UnknownShard, UsageKind, shown
 from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.shard.log import PREFIXES, consensus_key
 from aiopersist.shard.stack import Stack
 from aiopersist.storage.consensus import Versioned, sliced
 from aiopersist.storage.stall import StallLog
@@ -146,12 +147,17 @@ def _pauses(runtime: Runtime) -> Iterator[float]:
 
 
 async def names(stack: Stack, kind: type[Id]) -> dict[str, Id]:
-    """All names of that kind in use. Two requests, and one more for every few hundred names."""
+    """All names of that kind in use. A name whose creator stopped before it made the shard names nothing
+    yet. Three requests, and one more for every few hundred names; in a bucket one more."""
+    from aiopersist.shard.resting import read_resting  # who opens one shard needs it not
+
+    resting = await read_resting(stack)
     keys = await stack.consensus.list_keys(kind.names)
-    heads = await stack.consensus.heads(dict.fromkeys(keys))
+    heads = await stack.consensus.heads({key: resting.get(key) for key in keys})
     found = ((_name(key, kind), head) for key, head in heads.items() if head is not None)
-    ids = ((name, named(name, head, kind)) for name, head in found)
-    return {name: shard for name, shard in sorted(ids) if shard is not None}
+    ids = {name: shard for name, head in sorted(found) if (shard := named(name, head, kind)) is not None}
+    made = set(await stack.consensus.list_keys(PREFIXES[kind.letter])) if ids else set()
+    return {name: shard for name, shard in ids.items() if consensus_key(shard) in made}
 
 
 class KnownNames(Generic[Id]):
@@ -160,19 +166,25 @@ class KnownNames(Generic[Id]):
     def __init__(self, kind: type[Id]) -> None:
         self._kind = kind
         self._seqnos: dict[str, int] = {}
+        self._resting: dict[str, int] | None = None
         self.ids: dict[str, Id] = {}
         """By name."""
 
     async def look(self, stack: Stack) -> bool:
         """Bring it up to date; whether anything changed. One request for the keys, and one for every few
         hundred of them."""
+        if self._resting is None:
+            from aiopersist.shard.resting import read_resting
+
+            self._resting = await read_resting(stack)
         keys = await stack.consensus.list_keys(self._kind.names)
         gone = self._seqnos.keys() - set(keys)
         for key in gone:
             del self._seqnos[key]
             self.ids.pop(_name(key, self._kind), None)
         changed = bool(gone)
-        for some in sliced({key: self._seqnos.get(key) for key in keys}, HEADS_AT_ONCE):
+        known = {key: self._seqnos.get(key, self._resting.get(key)) for key in keys}
+        for some in sliced(known, HEADS_AT_ONCE):
             for key, head in (await stack.consensus.heads(some)).items():
                 changed = True
                 self._take(key, head)
@@ -196,12 +208,13 @@ class Naming(NamedTuple):
     shard: str
 
 
-async def forget_names(stack: Stack, seen: dict[str, Naming]) -> None:
-    """Remove the names that were freed more than `settings.tombstone_retention_s` ago. Names in use are kept
-    in `seen`, and are not read again until they move. Two requests, one more for every few hundred names, and
-    one for each name that is removed."""
+async def forget_names(stack: Stack, seen: dict[str, Naming], resting: dict[str, int]) -> None:
+    """Remove the names that were freed more than `settings.tombstone_retention_s` ago, or note them in
+    `resting` if the store keeps all keys. Names in use are kept in `seen`, and are not read again until they
+    move. Two requests, one more for every few hundred names, and one for each name that is removed."""
     keys = await stack.consensus.list_keys(ShardId.names)
-    heads = await stack.consensus.heads({key: seen[key].seqno if key in seen else None for key in keys})
+    known = {key: seen[key].seqno if key in seen else resting.get(key) for key in keys}
+    heads = await stack.consensus.heads(known)
     oldest = await stack.consensus.now() - stack.settings.tombstone_retention_s
     for key in {*seen} - {*keys}:
         del seen[key]
@@ -212,6 +225,8 @@ async def forget_names(stack: Stack, seen: dict[str, Naming]) -> None:
         shard = named(_name(key, ShardId), head, ShardId)
         if shard is not None:
             seen[key] = Naming(head.seqno, shard)
+        elif stack.consensus.keeps_keys:
+            resting[key] = head.seqno
         else:
             await _forget_name(stack, key, head, oldest)
 

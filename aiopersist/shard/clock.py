@@ -34,7 +34,9 @@ class StoreClock:
 
     async def now(self) -> float:
         """The moment, as the store's latest answer tells it. No request, unless a measurement is due."""
-        await self.renew()
+        moment = self._runtime.monotonic()
+        if self._measured_at is None or moment - self._measured_at > RENEW_S:
+            await self.renew()
         now = await self._consensus.now()
         self._offset = now - self._runtime.monotonic()
         return now
@@ -69,6 +71,6 @@ class StoreClock:
 
     def saw(self, upper: Antichain) -> None:
         """Learn of the upper of a shard with a wall clock."""
-        time = upper.time
-        if isinstance(time, int) and time > self.seen:
+        time = upper.elements[0] if upper.elements else 0
+        if type(time) is int and time > self.seen:
             self.seen = time

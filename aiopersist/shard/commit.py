@@ -1,16 +1,11 @@
 """The one loop that makes commands durable: for one shard, or for several at one moment.
 
 1. Run each command on the newest state that is known. It says what it changes, or it refuses.
-2. Read the bytes of the diffs back: a change that they leave out would be known in this process alone, and a
-   version that no process can read ends the shard. This takes a sixth of an append of one row in memory, a
-   twentieth on disk, and a fiftieth of an append of a hundred rows on disk.
+2. Read the bytes of the diffs, and make the next states of what they say, as each process does that reads
+   them: so nothing is known here alone, and no version is sent that no process can read.
 3. Write the diffs by compare-and-set, all of them or none. This module is the only caller of
    `Consensus.compare_and_set` for shards.
 4. On a mismatch, and before a refusal is raised, read the newer versions and begin again.
-
-A small append has a shorter way (`commit_small`): its version is made in one step, of values that JSON can
-say, so its bytes are not read back. It is tried once; where it is not made, or loses its race, `commit_all`
-begins from the start.
 
 Once the compare-and-set has won, nothing that follows counts as its failure: `Register.committed` notifies
 the listeners and keeps the errors that they raise.
@@ -29,33 +24,21 @@ decides for all: if it is ours, all are; if it is another's, none is and none ev
 settle its own shard by itself, and all reach the same answer."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from aiopersist.ending import told
 from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, StorageUnavailable, Unsupported
-from aiopersist.shard.attempt import Attempt, SentStatement, Slot, Unknowable
+from aiopersist.shard import courtesy
+from aiopersist.shard.attempt import Attempt, Slot, Unknowable
 from aiopersist.shard.register import Register
-from aiopersist.state.command import Command, Commit, Context
-from aiopersist.state.diff import Diff, apply, decode_commit, diff_of, reads_as
-from aiopersist.state.invariants import check_version
-from aiopersist.state.model import State
-from aiopersist.state.seal import sealed
+from aiopersist.shard.stack import ON_THE_LOOP_BYTES
+from aiopersist.state.command import Command
+from aiopersist.state.diff import decode_commit, read_back
 from aiopersist.storage.consensus import Entry
 
-if TYPE_CHECKING:
-    from aiopersist.state.small_append import SmallAppend
-
 ANSWER_S = 1.0  # settling waits so long for the statement's own answer, then it looks at the store
-
-
-class Intent(NamedTuple):
-    """A command for a shard, and the slot of the handle that gives it."""
-
-    register: Register
-    command: Command
-    slot: Slot
 
 
 async def commit(register: Register, command: Command, slot: Slot | None = None) -> Any:
@@ -63,118 +46,105 @@ async def commit(register: Register, command: Command, slot: Slot | None = None)
     fails for longer than it is retried, or the version and every proof of it are gone. Then, and
     after a cancellation, the attempt stays in `slot` until `settle`; a caller that passes no slot never
     settles."""
-    return (await commit_all([Intent(register, command, slot or Slot())]))[0]
+    return (await commit_all([Attempt(register, command, slot or Slot())]))[0]
 
 
-async def commit_all(intents: Sequence[Intent]) -> list[Any]:
+async def commit_all(attempts: Sequence[Attempt], *, apart: bool = True) -> list[Any]:
     """`commit` for different shards of one client: all commands become versions at one moment, or none does.
-    The results are in the order of `intents`; a refusal names its shard."""
-    in_order = sorted(intents, key=lambda intent: intent.register.shard)  # the same for all: no deadlock
-    metrics, fresh = in_order[0].register.stack.metrics, False
+    The results are in the order of `attempts`; a refusal names its shard. `apart`: the caller may be
+    cancelled, so statements go in tasks of their own; tasks of the client that outlive their callers need
+    none."""
+    registers = [attempt.register for attempt in attempts]
+    if len(registers) > 1:
+        registers.sort(key=lambda register: register.shard)  # the same for all: no deadlock
+    metrics, fresh = registers[0].stack.metrics, False
     began = metrics.now()
     while True:
+        if await courtesy.stand_back(registers):
+            await _refresh(registers)
+            fresh = True
         turns: list[Register] = []
         try:
-            for intent in in_order:
-                if await intent.register.take_turn():
-                    turns.append(intent.register)  # noqa: PERF401  # a cancelled wait releases those taken
-            now = await max(intents, key=lambda intent: intent.register.is_wall).register.now()
-            attempts: list[Attempt] = []
-            diffs: list[Diff] = []
-            results = [_run(intent, now, attempts, diffs) for intent in intents]
-            refusals = [result for result in results if isinstance(result, _Rejection)]
-            if refusals and fresh:
-                metrics.refused()
-                raise refusals[0].error
-            if not refusals and not attempts:
-                return results
-            if not refusals and await _attempt(attempts, diffs):
-                metrics.committed(began, len(attempts))
-                return results
-            if not refusals:
-                metrics.lost_race()
+            for register in registers:
+                if await register.take_turn():
+                    turns.append(register)  # noqa: PERF401  # a cancelled wait releases those taken
+            writing = await _planned(attempts, registers, final=fresh)
+            if writing is not None and (not writing or await _write(writing, apart=apart)):
+                if writing:
+                    metrics.committed(began, len(writing))
+                return [attempt.result for attempt in attempts]
         finally:
             for register in turns:
                 register.release_turn()
-        for intent in intents:
-            await intent.register.refresh()
+        if writing:
+            metrics.lost_race()
+            await courtesy.lost({attempt.register: attempt.expected for attempt in writing})
+        for register in registers:
+            await (register.lost() if writing else register.refresh())
         fresh = True
 
 
-async def commit_small(register: Register, append: "SmallAppend", slot: Slot) -> bool:
-    """Try the append once. `False`: it is not written and never will be, so `commit_all` is to decide. Errors
-    and cancellations are those of `commit`."""
-    stack = register.stack
-    began = stack.metrics.now()
-    if not await register.take_turn():
-        return False
-    try:
-        now = await register.now()
-        before = register.state
-        version = append.version(before, now, stack.runtime.token())
-        if before is None or version is None:
-            return False
-        after, commit, data = version
-        ours = await _write(
-            [Attempt(register, append, slot, before, after, before.seqno, commit, data, None)]
-        )
-    finally:
-        register.release_turn()
-    stack.metrics.committed(began, 1) if ours else stack.metrics.lost_race()
-    return ours
+async def _refresh(registers: Sequence[Register]) -> None:
+    for register in registers:
+        await register.refresh()
 
 
-class _Rejection(NamedTuple):
-    error: Exception
+async def _planned(
+    attempts: Sequence[Attempt], registers: Sequence[Register], *, final: bool
+) -> list[Attempt] | None:
+    """Run the commands on the newest states; returns the attempts that need a version, which is ready to be
+    sent. `None` if one is refused; `final`: then its refusal is raised."""
+    stack = registers[0].stack
+    is_wall = True in [register.is_wall for register in registers]
+    now = await (stack.clock if is_wall else stack.consensus).now()
+    if refused := [attempt for attempt in attempts if attempt.plan(now)]:
+        if final:
+            stack.metrics.refused()
+            raise refused[0].refusal()
+        return None
+    writing = [attempt for attempt in attempts if attempt.diff is not None]
+    for attempt in writing:
+        await _read(attempt)
+    return writing
 
 
-def _run(intent: Intent, now: float, attempts: list[Attempt], diffs: list[Diff]) -> Any:
-    """The result of the command; the version that it needs, if any, is added to `attempts` and `diffs`."""
-    register, state = intent.register, intent.register.state
-    seen = register.stack.clock.seen
-    context = Context(now=now, pinned=min(register.pins, default=None), seen=seen)
-    outcome = intent.command(state, context)
-    if isinstance(outcome, Commit):
-        attempt, diff = _prepared(intent, state, outcome, now)
-        attempts.append(attempt)
-        diffs.append(diff)
-    elif outcome.error is not None:
-        outcome.error.shard_id, outcome.error.label = register.shard, register.label_of()
-        return _Rejection(outcome.error)
-    return outcome.result
+async def _read(attempt: Attempt) -> None:
+    """`Corruption`, before it is sent, if the version does not read as it was made."""
+    data, diff = attempt.data, attempt.diff
+    assert diff is not None
+    if len(data) <= ON_THE_LOOP_BYTES:
+        attempt.take(read_back(data, diff))
+    else:
+        attempt.take(await attempt.register.stack.compute(read_back, data, diff))
 
 
-def _prepared(intent: Intent, state: State | None, outcome: Commit, now: float) -> tuple[Attempt, Diff]:
-    """The version after `state`, checked."""
-    token, shard = intent.register.stack.runtime.token(), intent.register.shard
-    diff, data = sealed(diff_of(outcome.changes, state, commit=token, at=now), shard)
-    after = apply(diff, state)
-    check_version(diff, state, after)
-    expected = None if state is None else state.seqno
-    return Attempt(*intent, state, after, expected, diff.commit, data, outcome.result), diff
-
-
-async def _attempt(attempts: Sequence[Attempt], diffs: Sequence[Diff]) -> bool:
-    """Write all these versions, and say whether they are ours. `Corruption`, before any is sent, if one
-    cannot be read back."""
-    for attempt, diff in zip(attempts, diffs, strict=True):
-        await attempt.register.stack.compute_few(len(attempt.data), reads_as, attempt.data, diff)
-    return await _write(attempts)
-
-
-async def _write(attempts: Sequence[Attempt]) -> bool:
-    """Write all these versions, which surely can be read, and say whether they are ours."""
+async def _write(attempts: Sequence[Attempt], *, apart: bool = True) -> bool:
+    """Write all these versions, and say whether they are ours. `StorageUnavailable` only if they surely were
+    not written; any other error, and a cancellation, leaves that unknown, and them in their slots."""
+    stack, ours = attempts[0].register.stack, False
+    began = stack.runtime.monotonic()
     for attempt in attempts:
         attempt.slot.pending = attempt
+        stack.follower.expect(attempt.register, attempt.seqno)
     try:
-        ours = await _send(attempts)
-    except (StorageUnavailable, Unsupported):  # determinate
-        _clear(attempts)
-        raise
+        try:
+            ours = await _statement(attempts, apart=apart)
+        except (StorageUnavailable, Unsupported):  # determinate: none is written
+            _clear(attempts)
+            raise
+        except (Corruption, InvalidUsage):
+            raise
+        except Exception as error:
+            ours = await _sent_until_known(attempts, error, began, apart=apart)
+    finally:
+        if not ours:
+            for attempt in attempts:
+                stack.follower.unmet(attempt.register)
     _clear(attempts)
     if ours:
         for attempt in attempts:
-            attempt.register.committed(attempt.before, attempt.after)
+            assert attempt.after is not None
+            attempt.register.committed(attempt.before, attempt.after, attempt.slot)
     return ours
 
 
@@ -183,59 +153,59 @@ def _clear(attempts: Sequence[Attempt]) -> None:
         attempt.slot.pending = None
 
 
-async def _send(attempts: Sequence[Attempt]) -> bool:
-    """Send the statement until it is known whether the versions are these attempts'. `StorageUnavailable`
-    only if they surely were not written; any other error, and a cancellation, leaves it unknown."""
-    stack, sending = attempts[0].register.stack, SentStatement()
-    runtime, limit_s = stack.runtime, stack.settings.retry_timeout_s
-    began, delays = runtime.monotonic(), runtime.delays()
-    stall = stack.stall_log(lambda: f"the outcome of a commit to {_labels(attempts)}")
+def _statement(attempts: Sequence[Attempt], *, apart: bool) -> Awaitable[bool]:
+    """Send the statement that writes these versions; its answer. A cancellation ends the wait for that, not
+    the statement, which has a task of its own: `apart`."""
+    stack, statement = attempts[0].register.stack, partial(_sending, attempts)
     for attempt in attempts:
-        attempt.sending = sending
+        attempt.sent += 1
+    if not apart:
+        return statement()
+    task, answer = told(statement, partial(stack.supervisor.spawn, name="write a version", eager=True))
+    for attempt in attempts:
+        attempt.statement = task
+    return answer
+
+
+def _sending(attempts: Sequence[Attempt]) -> Coroutine[Any, Any, bool]:
+    consensus = attempts[0].register.stack.consensus
+    if len(attempts) == 1:
+        (one,) = attempts
+        return consensus.compare_and_set(one.register.key, one.expected, one.data)
+    return consensus.compare_and_set_many([Entry(a.register.key, a.expected, a.data) for a in attempts])
+
+
+async def _sent_until_known(
+    attempts: Sequence[Attempt], cause: Exception | None, began: float, *, apart: bool
+) -> bool:
+    """The answer is lost, because of `cause`: look, and send the statement again, until it is known whether
+    the versions are these attempts'. An answer to a second sending decides only if that won: its refusal, or
+    its determinate error, says nothing about the first."""
+    stack = attempts[0].register.stack
+    runtime, limit_s, delays = stack.runtime, stack.settings.retry_timeout_s, stack.runtime.delays()
+    stall = stack.stall_log(lambda: f"the outcome of a commit to {_labels(attempts)}")
     while True:
-        answer = await _send_once(attempts, sending)
-        if not isinstance(answer, bool):
-            stack.metrics.unanswered()
-        cause = None if isinstance(answer, bool) else answer
-        decided = answer if isinstance(answer, bool) else await _look_at_all(attempts, cause)
-        if decided is not None:
+        stack.metrics.unanswered()
+        if (decided := await _look_at_all(attempts, cause)) is not None:
             return decided
         stall.note(cause or "another sending of it was refused")
         delay = next(delays)
         if limit_s is not None and runtime.monotonic() - began + delay > limit_s:
-            text = f"version {attempts[0].seqno} may still be written: it was sent {sending.sent} times"
+            text = f"version {attempts[0].seqno} may still be written: it was sent {attempts[0].sent} times"
             raise Indeterminate(text, shard_id=attempts[0].register.shard) from cause
         await runtime.sleep(delay)
+        try:
+            if await _statement(attempts, apart=apart):
+                return True
+            cause = None
+        except (Corruption, InvalidUsage):
+            raise
+        except Exception as error:
+            cause = error
 
 
 def _labels(attempts: Sequence[Attempt]) -> str:
     return ", ".join(attempt.register.label_of() for attempt in attempts)
-
-
-async def _send_once(attempts: Sequence[Attempt], sending: SentStatement) -> bool | Exception | None:
-    """The answer where it decides; else `None` or the error, and nothing is known. A second sending decides
-    only if it won: its refusal, or its determinate error, says nothing about the first."""
-    is_first = not sending.sent
-    sending.sent += 1
-    spawn = partial(attempts[0].register.stack.supervisor.spawn, name="write a version", eager=True)
-    sending.statement, answer = told(partial(_statement, attempts), spawn)
-    try:
-        ours: bool = await answer  # a cancellation ends this wait, not the statement
-    except (Corruption, InvalidUsage):
-        raise
-    except Exception as error:
-        if is_first and isinstance(error, StorageUnavailable | Unsupported):
-            raise
-        return error
-    return ours if ours or is_first else None
-
-
-async def _statement(attempts: Sequence[Attempt]) -> bool:
-    consensus = attempts[0].register.stack.consensus
-    entries = [Entry(a.register.key, a.expected, a.data) for a in attempts]
-    if len(entries) == 1:
-        return await consensus.compare_and_set(*entries[0])
-    return await consensus.compare_and_set_many(entries)
 
 
 async def _look_at_all(attempts: Sequence[Attempt], cause: BaseException | None) -> bool | None:
@@ -298,14 +268,14 @@ async def settle(slot: Slot) -> Attempt | None:
 
 
 async def _settle(attempt: Attempt) -> bool:
-    sending = attempt.sending
-    if sending.statement is not None:
-        await asyncio.wait([sending.statement], timeout=ANSWER_S)
-        if sending.statement.done() and not sending.statement.cancelled():
-            error = sending.statement.exception()
-            if error is None and (sending.statement.result() or sending.sent == 1):
-                return bool(sending.statement.result())
-            if isinstance(error, StorageUnavailable | Unsupported) and sending.sent == 1:
+    statement = attempt.statement
+    if statement is not None:
+        await asyncio.wait([statement], timeout=ANSWER_S)
+        if statement.done() and not statement.cancelled():
+            error = statement.exception()
+            if error is None and (statement.result() or attempt.sent == 1):
+                return statement.result()
+            if isinstance(error, StorageUnavailable | Unsupported) and attempt.sent == 1:
                 return False
     while (decided := await _look(attempt, None)) is None:
         await _occupy(attempt)
@@ -318,11 +288,10 @@ async def _occupy(attempt: Attempt) -> None:
 
     register = attempt.register
     now = await register.stack.consensus.now()
-    state = register.state
-    if state is None or state.seqno != attempt.expected:
+    if register.seqno != attempt.expected:
         await register.refresh()
         return
-    occupy = Occupy(getattr(attempt.command, "writer", ""))
-    outcome = occupy(state, Context(now=now))
-    prepared, diff = _prepared(Intent(register, occupy, Slot()), state, outcome, now)
-    await _attempt([prepared], [diff])
+    occupying = Attempt(register, Occupy(getattr(attempt.command, "writer", "")), Slot())
+    occupying.plan(now)
+    await _read(occupying)
+    await _write([occupying])

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from aiopersist.data.types.encodings import encoded_as
 from aiopersist.data.types.evolve import check_evolution
 from aiopersist.data.types.schema import Schema, checked_schema
 from aiopersist.errors import IncompatibleSchema, SchemaMismatch
@@ -16,7 +17,14 @@ async def evolve_schema(shard: Shard, expected_id: int, schema: Schema[Any, Any,
     if current != expected_id:
         raise SchemaMismatch(expected_id, current, shard_id=shard.id)
     try:
-        check_evolution(shard.schema(current), checked_schema(schema))
+        known = shard.schema(current)
+        schema = encoded_as(checked_schema(schema), known)
+        check_evolution(known, schema)
+        if shard.state.table and not known.key.arrow("key").equals(schema.key.arrow("key")):
+            raise IncompatibleSchema(
+                "key: the keys of a table keep their fields: two that differ in a new one alone would be one "
+                "to those who read with the old schema"
+            )
     except IncompatibleSchema as error:
         error.shard_id = shard.id
         raise

@@ -16,16 +16,17 @@ waits longer each time. So nothing here spins, whatever a store does.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from functools import partial
 from math import inf
 from typing import Any, Protocol
 
-from aiopersist.resource import Supervisor, run_bounded
+from aiopersist.resource import run_bounded
 from aiopersist.shard.vigil import Vigil
 from aiopersist.storage.consensus import Consensus, Versioned
 from aiopersist.storage.layers import classified
 from aiopersist.storage.watch import Watch
+from aiopersist.supervisor import Supervisor
 
 LINGER_S = 1.0  # how long a shard is followed after its last waiter was served
 VAIN_MAX = 8
@@ -115,6 +116,17 @@ class Follower:
             self._by_key[followed.key].add(entry)
             self._ask(entry)
 
+    def expect(self, followed: Followed, seqno: int) -> None:
+        """A commit of this client to that version is under way. If it wins, its own hint is left out: who has
+        waiters of one shard need not look at it. If it does not, `unmet` must follow."""
+        if self._watch is not None and len(self._by_key.get(followed.key, ())) == 1:
+            self._watch.expect(followed.key, seqno)
+
+    def unmet(self, followed: Followed) -> None:
+        """That commit did not win, or nobody knows yet: look, also when its hint comes."""
+        self.expect(followed, -1)
+        self._hinted({followed.key})
+
     async def look(self, several: Collection[Followed]) -> dict[str, Exception]:
         """Bring the states up to date, by one request and the new versions; returns the errors by key."""
         known = {followed.key: followed.seqno for followed in several}
@@ -165,14 +177,17 @@ class Follower:
                     await self._runtime.sleep(next(delays))
                     continue
                 delays = self._runtime.delays()
-                for key in sorted(keys & self._by_key.keys()):  # one order in all runs
-                    for entry in self._by_key[key]:
-                        entry.is_hinted = True
-                        self._ask(entry)
+                self._hinted(keys)  # here a variable would keep the last shard, while it waits
         finally:
             if self._watch is watch:  # a look that ends now adds nothing to it any more
                 self._watch = None
             await watch.aclose()
+
+    def _hinted(self, keys: Set[str]) -> None:
+        for key in sorted(keys & self._by_key.keys()):  # one order in all runs
+            for entry in self._by_key[key]:
+                entry.is_hinted = True
+                self._ask(entry)
 
     async def _rounds(self) -> None:
         while self._entries:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from aiopersist.errors import Error, LeaseExpired, OpaqueMismatch, ShardFinalized, SinceViolation
-from aiopersist.frontier import Antichain
+from aiopersist.frontier import Antichain, Time
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.lease import heartbeats
@@ -51,7 +51,8 @@ class SharedHold:
     stack: Stack
     register: Register
     reader: str = ""
-    _needs: Counter[Antichain] = field(default_factory=Counter)
+    _needs: Counter[tuple[Time, ...]] = field(default_factory=Counter)
+    """How many there are of each frontier, by its elements."""
     _users: int = 0
     _slot: Slot = field(default_factory=Slot)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -130,8 +131,8 @@ class SharedHold:
     def since(self) -> Antichain:
         """The meet of all needs."""
         since = Antichain()
-        for need in self._needs:
-            since = since.meet(need)
+        for elements in self._needs:
+            since = since.meet(Antichain(*elements))
         return since
 
     async def need(self, frontier: Antichain) -> Need:
@@ -140,7 +141,7 @@ class SharedHold:
         async with self._turn:  # so that no heartbeat without this need is on its way
             while True:
                 await self._ensure()
-                self._needs[frontier] += 1
+                self._add(frontier)
                 need = Need(frontier, self.reader)
                 try:
                     record = self._record
@@ -160,14 +161,18 @@ class SharedHold:
             self.drop(need)
             need.frontier, need.open = frontier, True
             if need.reader == self.reader:
-                self._needs[frontier] += 1
+                self._add(frontier)
+
+    def _add(self, frontier: Antichain) -> None:
+        elements = frontier.elements
+        self._needs[elements] = self._needs.get(elements, 0) + 1
 
     def drop(self, need: Need) -> None:
         """End `need`; the next heartbeat tells the shard. Idempotent."""
         if need.open and need.reader == self.reader:
-            self._needs[need.frontier] -= 1
-            if self._needs[need.frontier] <= 0:
-                del self._needs[need.frontier]
+            left = self._needs.pop(need.frontier.elements) - 1
+            if left:
+                self._needs[need.frontier.elements] = left
         need.open = False
 
     def check(self, reader: str) -> None:

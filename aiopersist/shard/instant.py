@@ -5,6 +5,7 @@ has passed moves the upper (`CloseTo`): nothing was written until then, for all 
 reader hangs on a shard at rest.
 """
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -12,7 +13,7 @@ from typing import TypeVar
 
 from aiopersist.errors import InvalidUsage, ShardFinalized, UsageKind, shown
 from aiopersist.failures import Backoff
-from aiopersist.frontier import Antichain, check_time, successor
+from aiopersist.frontier import Antichain, check_time, int_time, successor
 from aiopersist.shard.clock import StoreClock
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
@@ -23,27 +24,106 @@ T = TypeVar("T")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 LOOK_S = 60.0  # the clock may be set meanwhile
+UNITS_S = {"s": 1, "min": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w)", re.ASCII)
+_AGO = "now-"
+NEW = Antichain(0)  # the upper of a shard that has nothing
+DAYS_BEGIN, DAYS_END = (int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) for year in (2000, 2100))
+MICROS = 1_000_000
+UNITS = (1, 1_000, 1_000_000_000)
+"""What others count in a second: seconds, milliseconds and nanoseconds. In microseconds such numbers lie in
+1970, or after the year 30,000."""
 NEAR_S = 60.0  # longer than a statement waits for its answer
 
 
 def time_of(value: T | datetime, shard: Shard) -> T | int:
-    """`value`, or the time of that instant: `INVALID_TIME` for a naive datetime, and on a logical clock."""
+    """`value`, or the time of that instant: `INVALID_TIME` for a naive datetime, on a logical clock, and for
+    an int that says an instant in another unit than that of a wall clock."""
+    state = shard.state
+    if state.is_wall:
+        return wall_time(value, state.upper)
     if not isinstance(value, datetime):
-        if shard.state.is_wall and isinstance(value, str | float | date):
-            text = f"{shown(value)} is no time: give an aware datetime, or an int, microseconds since 1970"
-            raise InvalidUsage(UsageKind.INVALID_TIME, text, time=value)
         return value
-    if value != value:  # pandas.NaT
-        text = f"{value!r} is no instant"
-    elif value.utcoffset() is None:
-        text = f"{value!r} is naive: give an aware datetime, as datetime.now(UTC) is"
-    elif not shard.state.is_wall:
-        text = f"{shown(value)}: {shard.label} has a logical clock, whose times are not instants"
-    else:
+    text = f"{shown(value)}: {shard.label} has a logical clock, whose times are not instants"
+    raise _invalid(value, _fault(value) or text)
+
+
+def wall_time(value: T | datetime, upper: Antichain = NEW) -> T | int:
+    """The same on a wall clock, for a shard with that upper."""
+    if isinstance(value, datetime):
+        if (fault := _fault(value)) is not None:
+            raise _invalid(value, fault)
         time = (value - EPOCH) // MICROSECOND
         check_time(time)
         return time
-    raise InvalidUsage(UsageKind.INVALID_TIME, text, time=value)
+    if isinstance(value, str | float | date):
+        text = f"{shown(value)} is no time: give an aware datetime, or an int, microseconds since 1970"
+        raise _invalid(value, text)
+    if isinstance(value, int) and (meant := _meant(value)) is not None and _counts_instants(upper):
+        text = (
+            f"{value} is {at_text(value)}: times count microseconds. If you mean {meant}, give an aware "
+            f"datetime: datetime.fromisoformat('{meant}')"
+        )
+        raise _invalid(value, text)
+    return value
+
+
+def _invalid(value: object, text: str) -> InvalidUsage:
+    return InvalidUsage(UsageKind.INVALID_TIME, text, time=value)
+
+
+def _fault(value: datetime) -> str | None:
+    """Why a datetime is no instant."""
+    if value != value:  # pandas.NaT
+        return f"{value!r} is no instant"
+    if value.utcoffset() is None:
+        return f"{value!r} is naive: give an aware datetime, as datetime.now(UTC) is"
+    return None
+
+
+def _meant(time: int) -> str | None:
+    """The instant of our days that the number is in seconds, milliseconds or nanoseconds, if it is one."""
+    for per_s in UNITS:
+        if DAYS_BEGIN <= time // per_s < DAYS_END:
+            return datetime.fromtimestamp(time // per_s, UTC).isoformat()
+    return None
+
+
+def at_text(time: int) -> str:
+    """The instant of a time of a wall clock."""
+    try:
+        return (EPOCH + time * MICROSECOND).isoformat()
+    except OverflowError:
+        return "beyond the year 9999"
+
+
+def _counts_instants(upper: Antichain) -> bool:
+    """Whether times of a shard with that upper are instants of our days, as far as can be told: a shard may
+    have been given others, by appends that say their times."""
+    time = upper.time
+    return time == 0 or (isinstance(time, int) and time >= DAYS_BEGIN * MICROS)
+
+
+def duration_of(text: str) -> timedelta | None:
+    """The duration that a text such as `90s` or `7d` says; `None` for others. `OverflowError` beyond what a
+    clock counts."""
+    found = _DURATION.fullmatch(text)
+    return None if found is None else timedelta(seconds=float(found[1]) * UNITS_S[found[2]])
+
+
+def ago_of(text: str, now: float) -> datetime | None:
+    """The instant that a text such as `now-5min` says; `None` for others. `OverflowError` before the year
+    1."""
+    ago = duration_of(text.removeprefix(_AGO)) if text.startswith(_AGO) else None
+    return None if ago is None else EPOCH + micros(now) * MICROSECOND - ago
+
+
+def at_rest(upper: Antichain, time: int, now: float) -> int | None:
+    """The last complete time, if `time` has passed and nobody has written since: by what is known, the
+    contents at `time` are those of then. `None`: `time` is complete, or has not come yet, or nothing was ever
+    written. To say so for good takes a commit (`close_if_passed`)."""
+    first = int_time(upper)
+    return first - 1 if first and first <= time <= micros(now) else None
 
 
 def as_int(time: object) -> int:
@@ -56,7 +136,7 @@ async def close_if_passed(shard: Shard, time: int) -> bool:
     """Make `time` complete if it has passed: by a commit, unless it is. A readonly client cannot."""
     if not shard.state.upper.less_equal(time):
         return True
-    if shard.stack.readonly or not await _has_passed(shard.stack.clock, time):
+    if shard.stack.readonly or not await has_passed(shard.stack.clock, time):
         return False
     if shard.state.upper.less_equal(time):
         await _close_to(shard, successor(time))
@@ -70,14 +150,19 @@ async def _close_to(shard: Shard, frontier: Antichain) -> None:
     await commit(shard.register, CloseTo(frontier))
 
 
-async def _has_passed(clock: StoreClock, time: int) -> bool:
-    """Whether `time` has passed. If that is near, the store is asked, since its latest answer was late: as a
-    rule by milliseconds, which the caller's clock has seen pass."""
-    behind = time - micros(await clock.now())
-    if 0 <= behind < micros(NEAR_S):
+async def has_passed(clock: StoreClock, time: int) -> bool:
+    """Whether `time` has passed."""
+    return time < micros(await now_for(clock, time))
+
+
+async def now_for(clock: StoreClock, time: int) -> float:
+    """The clock, to be compared with `time`. If that is near, the store is asked, since its latest answer was
+    late: as a rule by milliseconds, which the caller's clock has seen pass."""
+    now = await clock.now()
+    if 0 <= time - micros(now) < micros(NEAR_S):
         await clock.measure()
-        behind = time - micros(clock.read()[0])
-    return behind < 0
+        now = clock.read()[0]
+    return now
 
 
 @asynccontextmanager

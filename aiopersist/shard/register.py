@@ -25,6 +25,7 @@ from aiopersist.state.diff import decode_commit, finalized
 from aiopersist.state.drops import Drops
 from aiopersist.state.model import State
 from aiopersist.storage.consensus import Versioned
+from aiopersist.storage.wishes import Losses
 
 T = TypeVar("T")
 
@@ -40,15 +41,25 @@ class Register:
     def __init__(self, stack: Stack, shard: str) -> None:
         self.shard = shard
         self.state: State | None = None
+        self.is_wall = False
+        """Whether its times are those of the consensus store's clock, as far as is known."""
         self.label_of: Callable[[], str] = lambda: f"shard {shard}"
         """The shard as the user calls it."""
+        self.losses = Losses()
+        """Of commits."""
+        self.refusals = Losses()
+        """Of appends, each planned anew by its caller: an attempt may take several commits."""
+        self.refused_at: object = None
+        """The upper that the last one of these expected."""
+        self.is_own = False
+        """Whether a commit of this client made the newest state that is known."""
         self.drops = Drops()
         """What the versions dropped that led here."""
         self.pins: Counter[int] = Counter()
-        self.on_commit: Callable[[State], None] = lambda state: None
+        self.on_commit: Callable[[State], None] | None = None
         """Called with the state after each commit of our own, without an await: begins the maintenance that
         is due."""
-        self.on_news: Callable[[State], None] = lambda state: None
+        self.on_news: Callable[[State], None] | None = None
         """Called with each newer state, without an await."""
         self.stack = stack
         self.key = consensus_key(shard)
@@ -56,17 +67,13 @@ class Register:
         self._queueing = 0
         self._reading: asyncio.Task[None] | None = None
         self._queued: asyncio.Task[None] | None = None
-        self._waiters: dict[Waiter, None] = {}  # in the order in which they came
+        self._waiters: dict[Waiter, object] = {}
+        """In the order in which they came. Whose commits do not wake them: see `wait`."""
 
     @property
     def seqno(self) -> int | None:
         """The version of the newest known state."""
         return None if self.state is None else self.state.seqno
-
-    @property
-    def is_wall(self) -> bool:
-        """Whether its times are those of the consensus store's clock, as far as is known."""
-        return self.state is not None and self.state.is_wall
 
     async def now(self) -> float:
         """The consensus store's clock. No request; one a minute if the times depend on it."""
@@ -90,6 +97,14 @@ class Register:
             task = self._queued
         await asyncio.shield(task)
         return self.state
+
+    async def lost(self) -> None:
+        """A commit of our own lost its race: take the version that came with the answer, or read it."""
+        sent, head = self.state, self.stack.consensus.newer(self.key)
+        if sent is None or head is None or head.seqno <= sent.seqno:
+            await self.refresh()
+        else:
+            await self.offer(sent, head)
 
     async def _read_after(self, reading: asyncio.Task[None]) -> None:
         await asyncio.wait([reading])
@@ -135,27 +150,34 @@ class Register:
             f"{state!r} was read, now {what}: was it restored from a backup?", shard_id=self.shard
         )
 
-    def install(self, state: State | None, after: State | None = None) -> None:
-        """Make `state` the known one, if it is newer. Its history was read from the state `after` on."""
+    def install(self, state: State | None, after: State | None = None, *, by: object = None) -> None:
+        """Make `state` the known one, if it is newer. Its history was read from the state `after` on. `by`:
+        the slot through which it was committed here."""
         known = self.state
         if state is None or (known is not None and state.seqno <= known.seqno):
             return
+        self.is_own = by is not None
         if known is not None and known is after:
             self.drops.follow(known, state)
         else:
             self.drops.begin(state)
-        self.state = state
-        if state.is_wall:
+        self.state, self.is_wall = state, state.is_wall
+        if self.is_wall:
             self.stack.clock.saw(state.upper)
-        if self._waiters:
-            self._wake(iter(list(self._waiters)), lambda waiter: waiter.set_result(None))
-        self._notify(self.on_news, state)
+        if woken := [waiter for waiter, own in self._waiters.items() if own is None or own is not by]:
+            self._wake(iter(woken), lambda waiter: waiter.set_result(None))
+        if self.on_news is not None:
+            self._notify(self.on_news, state)
 
-    def committed(self, before: State | None, after: State) -> None:
-        """A commit of our own made `after`, which follows `before`, durable."""
+    def committed(self, before: State | None, after: State, by: object) -> None:
+        """A commit of our own, through the slot `by`, made `after`, which follows `before`, durable."""
+        self.losses.in_a_row = 0
+        if before is None or after.upper != before.upper:
+            self.refusals.in_a_row = 0
         if self.state is before:
-            self.install(after, after=before)
-        self._notify(self.on_commit, after)
+            self.install(after, after=before, by=by)
+        if self.on_commit is not None:
+            self._notify(self.on_commit, after)
 
     def _notify(self, listener: Callable[[State], None], state: State) -> None:
         """Call `listener`, and keep the error that it raises: the caller would take the commit for failed,
@@ -167,10 +189,11 @@ class Register:
 
     # --- waiting ---------------------------------------------------------------------------------
 
-    async def wait(self, ready: Callable[[State], T | None]) -> T:
+    async def wait(self, ready: Callable[[State], T | None], *, own: object = None) -> T:
         """The first result of `ready(state)` that is not `None`; `ready` is called with each newer state, and
         may raise. Meanwhile the client's follower looks at the shard when a hint comes, and every
-        `settings.watch_timeout_s`."""
+        `settings.watch_timeout_s`. Commits through the slot `own` do not wake it: the caller
+        knows of them."""
         loop = asyncio.get_running_loop()
         while True:
             if (state := self.state) is not None:
@@ -179,7 +202,7 @@ class Register:
                 if (result := ready(state)) is not None:
                     return result
             waiter = loop.create_future()
-            self._waiters[waiter] = None
+            self._waiters[waiter] = own
             try:
                 self.stack.follower.follow(self)
                 await waiter

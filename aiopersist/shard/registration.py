@@ -97,7 +97,19 @@ class Registration:
     @property
     def alive(self) -> bool:
         """Whether the writer is registered, as far as this process knows."""
-        return self.writer in self._shard.state.writers
+        state = self._shard.register.state
+        return state is not None and self.writer in state.writers
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether more can be appended, and built, under it."""
+        state, writer = self._shard.register.state, self.writer
+        return (
+            state is not None
+            and writer in state.writers
+            and self.built < BATCHES_MAX
+            and (not state.spent or not self.is_full)
+        )
 
     @property
     def in_use(self) -> bool:

@@ -1,6 +1,6 @@
 """A shard as one client sees it: its register, its schemas, and the reader that all handles share."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 from aiopersist.data.types.evolve import mismatch
 from aiopersist.data.types.schema import Schema
@@ -13,6 +13,9 @@ from aiopersist.shard.register import Register
 from aiopersist.shard.stack import Stack
 from aiopersist.state.command import live
 from aiopersist.state.model import Clock, State
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Shard:
@@ -83,6 +86,19 @@ class Shard:
             live(self.state)
             self._schemas[schema_id] = Schema.from_record(self.state.schemas[schema_id])
         return self._schemas[schema_id]
+
+    def as_stored(self, schema: Schema[K, V, Any]) -> Schema[K, V, Any]:
+        """`schema` in the encoding of texts and bytes that the shard has; `CodecMismatch` if it does not know
+        it in any."""
+        known = [self.schema(schema_id) for schema_id in sorted(self.state.schemas, reverse=True)]
+        if any(stored.same_as(schema) for stored in known):
+            return schema
+        from aiopersist.data.types.encodings import encoded_as  # few shards are encoded otherwise
+
+        for stored in known:
+            if stored.same_as(found := encoded_as(schema, stored)):
+                return found
+        raise mismatch(self.schema(self.state.schema_id), schema, shard_id=self.id)
 
     def schema_id(self, schema: Schema[Any, Any, Any]) -> int:
         """The id under which the shard knows `schema`; `CodecMismatch` if it does not."""

@@ -11,8 +11,10 @@ from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
+from aiopersist.ending import both
+from aiopersist.errors import Error
 from aiopersist.measure.providers import Measures
-from aiopersist.resource import RELEASE_DEADLINE_S, Handle, Opening, Scope, Supervisor, run_bounded
+from aiopersist.resource import Handle, Opening, Scope, run_bounded
 from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
 from aiopersist.shard.catalog import ShardId, resolve, resolve_or_create
@@ -23,6 +25,7 @@ from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus
+from aiopersist.supervisor import Supervisor
 
 H = TypeVar("H", bound=Handle)
 
@@ -61,6 +64,7 @@ class Shards:
             owner,
             follower,
             clock,
+            runtime.token(),
             readonly=readonly,
             metrics=measures.metrics,
             tracing=measures.tracing,
@@ -117,10 +121,14 @@ class Shards:
         """Every handle that is open."""
         return list(self._handles)
 
-    async def release(self) -> None:
-        """End the calls, then close every handle."""
+    async def release(self) -> list[Error]:
+        """End the calls, then close every handle. Returns what they raise: acknowledgements that are not
+        durable."""
         self.calls.close()
-        await run_bounded(CLOSE_AT_ONCE, [self._drain, *(handle.aclose for handle in self.handles())])
+        self.stack.supervisor.begin_end()
+        closings = [partial(_closed, handle) for handle in self.handles()]
+        _, found = await both(self._drain, partial(run_bounded, CLOSE_AT_ONCE, closings))
+        return [error for error in found if error is not None]
 
     async def _opened(self, opener: Callable[[], Awaitable[H]]) -> H:
         self.calls.check()
@@ -146,7 +154,15 @@ class Shards:
     async def _drain(self) -> None:
         """Wait a moment for handles that are being opened; `_opened` then closes them."""
         if self._openings:
-            await asyncio.wait(self._openings, timeout=RELEASE_DEADLINE_S)
+            await asyncio.wait(self._openings, timeout=self.stack.supervisor.patience_s())
+
+
+async def _closed(handle: Handle) -> Error | None:
+    try:
+        await handle.aclose()
+    except Error as error:
+        return error
+    return None
 
 
 def _labels(shards: WeakValueDictionary[str, Shard]) -> Callable[[str], str | None]:

@@ -14,14 +14,15 @@ from aiopersist.data.lazy import PARQUET, are_imported, import_all, import_polar
 from aiopersist.data.types.schema import Schema, plain_types
 from aiopersist.measure.metrics import Metrics, NoMetrics, OngoingWork
 from aiopersist.measure.tracing import NO_TRACING, Tracing
-from aiopersist.resource import Supervisor
 from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
 from aiopersist.shard.clock import StoreClock
 from aiopersist.shard.follow import Follower
+from aiopersist.shard.turns import ReadTurns
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus
 from aiopersist.storage.stall import StallLog
+from aiopersist.supervisor import Supervisor
 from aiopersist.threads import Threads
 
 T = TypeVar("T")
@@ -49,12 +50,16 @@ class Stack:
     """Brings news of the shards that have waiters."""
     clock: StoreClock
     """The clock of the consensus store."""
+    name: str
+    """Of this client, to other clients that race with it."""
     threads: Threads = field(default_factory=partial(Threads, THREADS, "aiopersist compute"))
     thread: ThreadPoolExecutor | None = None
     """The only thread to compute on; `None`: any of `threads`. See `on_one_thread`."""
     senders: dict[Callable[[], Awaitable[None]], str] = field(default_factory=dict)
     """Wait until no append of a handle is under way, and no outcome unknown. By shard. A handle that is
     closed stays here until its last append is settled."""
+    turns: ReadTurns = field(default_factory=ReadTurns)
+    """Of reads for clients that may be many, and slow."""
     readonly: bool = False
     """Whether nothing may be written, leases included."""
     metrics: Metrics = field(default_factory=NoMetrics)
@@ -125,9 +130,10 @@ class Stack:
         await self.imported(*PARQUET)
         await self.ready_to_convert(schema)
 
-    async def compute_rows(self, rows: int, work: Callable[..., T], *args: Any) -> T:
-        """`work(*args)` on so many rows: on a worker thread unless they are few."""
-        return work(*args) if rows <= ON_THE_LOOP_ROWS else await self.compute(work, *args)
+    async def compute_rows(self, rows: Any, work: Callable[..., T], *args: Any) -> T:
+        """`work(*args)` on these rows, columns of Arrow: on a worker thread unless they are few and small."""
+        are_few = rows.num_rows <= ON_THE_LOOP_ROWS and rows.nbytes <= ON_THE_LOOP_BYTES
+        return work(*args) if are_few else await self.compute(work, *args)
 
     async def compute_few(self, size: float, work: Callable[..., T], *args: Any) -> T:
         """`work(*args)` on about `size` bytes of updates: on a worker thread unless they are few."""

@@ -42,6 +42,7 @@ from aiopersist.spark.plan import (
     remove_new_shard,
     writer_of,
 )
+from aiopersist.spark.registration import register
 from aiopersist.spark.sessions import (
     arrow_schema,
     cores,
@@ -80,14 +81,6 @@ def connect(
     found = SparkLocation.of(location, blob, consensus, settings)
     register(spark)
     return SparkClient(spark, found, bridge().acquire(found, maintenance=maintenance), maintenance)
-
-
-def register(spark: "SparkSession") -> None:
-    """Make `format("aiopersist")` known to `spark`. Not needed where Spark finds `pyspark_aiopersist`
-    itself."""
-    from aiopersist.spark.source import AiopersistSource
-
-    spark.dataSource.register(AiopersistSource)
 
 
 class SparkClient(Resource):

@@ -100,7 +100,7 @@ async def plan_write(client: Client, frame: pa.Schema, spec: WriteSpec) -> Write
         text = f"{found.label} is a table, with one val per key: {by_key}, or overwrite all"
         raise InvalidUsage(UsageKind.NOT_A_TABLE, text, shard_id=found.id)
     if asked is not None:
-        found.schema_id(asked)
+        asked = found.as_stored(asked)
     schema, layout = _fitting(frame, spec, special, asked or found.schema(found.state.schema_id))
     layout.readable = found.state.table and spec.mode != DELETE
     return WritePlan(spec, found.id, schema, layout, found.state.upper, table=found.state.table)

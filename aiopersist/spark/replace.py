@@ -125,7 +125,7 @@ class Replacement:
         hollow = [decode(one.batch, self._plan.shard).batch for one in self._staged]
         return [
             Retraction(*pieces, unique=mode != DELETE, every=mode == OVERWRITE)
-            for pieces in await read.pieces_beside(self._tasks, hollow)
+            for pieces in await read._pieces_beside(self._tasks, hollow)
         ]
 
     async def _drop(self) -> None:

@@ -25,12 +25,9 @@ from aiopersist.spark.plan import APPEND, DELETE, WritePlan, Writer, is_done, wr
 from aiopersist.spark.replace import Replacement, Results, Run, restored, upper_of
 from aiopersist.spark.tasks import StagedTask, accepted
 from aiopersist.state.writing import last_complete
-from aiopersist.table.courtesy import asking
 from aiopersist.write.batch import Batch, discard_all, rebound
 from aiopersist.write.checks import Txn
-from aiopersist.write.handle import session_of, time_of_write
-
-TRIES = 3  # of committing beside the users of a table, who are faster
+from aiopersist.write.handle import time_of_write
 
 
 class WriteJob:
@@ -67,16 +64,13 @@ class WriteJob:
 
     async def _replace(self, writer: Writer, batches: list[Batch], staged: Sequence[StagedTask]) -> int:
         """Append with retractions of the contents, at the upper as of which they were made; again, with those
-        of what came since, if another writer was first. Those of a table stand back after some vain tries."""
-        new, tries = [] if self._spec.mode == DELETE else batches, 0
+        of what came since, if another writer was first."""
+        new = [] if self._spec.mode == DELETE else batches
         replacement = Replacement(
             self._client, self._location, self._plan, self._run, self._tasks, writer, staged
         )
-        async with replacement, asking() as ask:
+        async with replacement:
             while True:
-                tries += 1
-                if tries > TRIES and self._plan.table:
-                    await ask(session_of(writer))
                 upper = await replacement.catch_up()
                 try:
                     return await _append_at(writer, [*new, *replacement.batches], upper, self._spec.txn)

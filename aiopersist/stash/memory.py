@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from aiopersist.data.updates.consolidate import DIFF_MAX, DIFF_MIN
 from aiopersist.frontier import int_time
+from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.stash.model import (
     Fence,
     Frontiers,
@@ -25,7 +26,8 @@ from aiopersist.stash.model import (
     holds,
     judge,
 )
-from aiopersist.stash.store import Store
+from aiopersist.stash.store import STASH, Store
+from aiopersist.storage.wishes import HeardWishes, Wish
 
 
 @dataclass
@@ -36,6 +38,8 @@ class StashTables:
     fence: Fence | None = None
     version: int = 0
     openers: dict[str, str] = field(default_factory=dict)
+    wishes: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By opener, until when it wishes to go first, and since when it waits."""
     collections: dict[int, Stored] = field(default_factory=dict)
     """Each with all its rows."""
 
@@ -80,8 +84,10 @@ class MemoryStore(Store):
     """A stash in `tables`. Each call is a short step under their lock, without an await inside: it has
     happened entirely, or has not begun."""
 
-    def __init__(self, tables: StashTables) -> None:
+    def __init__(self, tables: StashTables, runtime: Runtime = SYSTEM) -> None:
         self._tables = tables
+        self._runtime = runtime
+        self._heard = HeardWishes(runtime)
 
     async def take(self, opener_id: str, token: str, nonce: str | None) -> Fence:
         async with self._step() as tables:
@@ -105,6 +111,7 @@ class MemoryStore(Store):
     async def commit(self, opener: Opener, change: StoreChange, sending: Sending) -> Verdict:
         async with self._step() as tables:
             assert tables.fence is not None  # there is an opener
+            self._heard.hear([STASH], self._wished(tables))
             token = tables.openers.get(opener.id)
             verdict = judge(
                 opener, tables.fence, sending, token, holds(change, tables.collections, tables.version)
@@ -130,6 +137,21 @@ class MemoryStore(Store):
     async def forget(self, opener_id: str) -> None:
         async with self._step() as tables:
             tables.openers.pop(opener_id, None)
+            tables.wishes.pop(opener_id, None)
+
+    async def wish(self, opener_id: str, for_s: float, waited_s: float) -> None:
+        async with self._step() as tables:
+            now = self._runtime.monotonic()
+            tables.wishes[opener_id] = now + for_s, now - waited_s
+
+    def stand_back_s(self, opener_id: str, waited_s: float) -> float:
+        return self._heard.stand_back_s(STASH, opener_id, waited_s)
+
+    def _wished(self, tables: StashTables) -> list[Wish]:
+        """The wishes that last; others are dropped."""
+        now = self._runtime.monotonic()
+        tables.wishes = {who: wish for who, wish in tables.wishes.items() if wish[0] > now}
+        return [Wish(STASH, who, until - now, now - since) for who, (until, since) in tables.wishes.items()]
 
     async def aclose(self) -> None:
         await asyncio.sleep(0)  # noqa: TID251  # no time passes

@@ -25,7 +25,7 @@ from aiopersist.errors import (
     shown,
 )
 from aiopersist.measure.metrics import Metrics
-from aiopersist.resource import Opening, Scope, Supervisor
+from aiopersist.resource import Opening, Scope
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.settings import Settings, settings_or_environment
 from aiopersist.stash.errors import StashError
@@ -39,6 +39,7 @@ from aiopersist.storage.consensus import Consensus
 from aiopersist.storage.layers import Retry
 from aiopersist.storage.memory import MemoryConsensus
 from aiopersist.storage.urls import extra, memory_name
+from aiopersist.supervisor import Supervisor
 
 DEFAULT_NAME = "stash"
 
@@ -113,7 +114,7 @@ def stash_beside(
         from aiopersist.stash.postgres import PostgresStore, beside
 
         address = beside(url, name)
-        return StashLocation(PostgresStash, lambda _: PostgresStore(address, settings))
+        return StashLocation(PostgresStash, lambda writes: PostgresStore(address, settings, writes=writes))
     given = "given as an instance" if url is None else f"{scheme}://"
     text = f"a stash needs Postgres, SQLite or mem:// as consensus store, opened by its URL, not one {given}"
     raise Unsupported(text)
@@ -195,7 +196,7 @@ def _location(url: str, runtime: Runtime, settings: Settings) -> StashLocation:
         with extra("postgres"):
             from aiopersist.stash.postgres import PostgresStore, at
         address = at(url)
-        return StashLocation(PostgresStash, lambda _: PostgresStore(address, settings))
+        return StashLocation(PostgresStash, lambda writes: PostgresStore(address, settings, writes=writes))
     known = "mem://name, sqlite:///path or postgres://..."
     raise InvalidLocation(f"{scheme or 'no scheme'}: name a stash by a URL such as {known}")
 

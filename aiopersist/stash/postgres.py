@@ -11,6 +11,8 @@ A read is one statement, so it sees one snapshot. Consolidation has a connection
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import accumulate, chain
 from operator import add
 from typing import Any
@@ -38,10 +40,12 @@ from aiopersist.stash.model import (
     frontiers_of,
     judge,
 )
-from aiopersist.stash.store import Store
+from aiopersist.stash.store import STASH, WISH, Store
 from aiopersist.storage.postgres.address import SCHEMA_BYTES_MAX, PostgresAddress
+from aiopersist.storage.postgres.connect import Connection
 from aiopersist.storage.postgres.consensus import DEFAULT_SCHEMA
-from aiopersist.storage.postgres.pool import Connection, Pool
+from aiopersist.storage.postgres.pool import Pool
+from aiopersist.storage.wishes import HeardWishes, Wish
 
 DEFAULT_STASH_SCHEMA = "stash"
 POOL_SIZE = 4  # one writes, the others read
@@ -55,7 +59,7 @@ COLUMNS = ("keys", "vals", "times", "diffs")  # of a slice that is read
 
 Chunk = tuple[list[Any], ...]
 """Columns of `data`."""
-Prepared = Mapping[str, "PreparedStatement[asyncpg.Record]"]
+Prepared = Mapping[str, "PreparedStatement[asyncpg.Record] | _Statement"]
 
 
 def at(url: str) -> PostgresAddress:
@@ -70,21 +74,25 @@ def beside(url: str, name: str) -> PostgresAddress:
     if len(schema.encode()) > SCHEMA_BYTES_MAX:
         what = f"{shown(name)} is too long: the schema {shown(schema, 160)} would have more than 63 bytes"
         raise InvalidUsage(UsageKind.INVALID_NAME, what, name=name)
-    return PostgresAddress(address.arguments, schema, address.shown)
+    return replace(address, schema=schema)
 
 
 class PostgresStore(Store):
-    """The stash in the schema of `address`."""
+    """The stash in the schema of `address`. One that `writes` uses no standby."""
 
-    def __init__(self, address: PostgresAddress, settings: Settings) -> None:
+    def __init__(self, address: PostgresAddress, settings: Settings, *, writes: bool) -> None:
+        if writes:
+            address.check_newest()
         idle_ms = int(settings.stash_idle_in_transaction_s * 1000)
         session = {"idle_in_transaction_session_timeout": str(idle_ms), **KEEPALIVE}
+        self._heard = HeardWishes()
         self._shown = address.shown
         self._schema = address.schema
         self._tables = sql.tables(address.schema)
         self._sql = sql.statements(address.schema)
-        self._pool = Pool(address.arguments, POOL_SIZE, session=session)
-        self._background = Pool(address.arguments, 1, session=session)
+        size = min(POOL_SIZE, address.numbers.get("connections", POOL_SIZE))
+        self._pool = Pool(address, size, session=session)
+        self._background = Pool(address, 1, session=session, idle=0)
 
     def __repr__(self) -> str:
         return f"<PostgresStore {self._shown} {self._schema}>"
@@ -132,7 +140,7 @@ class PostgresStore(Store):
             if several:
                 return await self._commit_several(connection, opener, change, sending, chunks)
             row = await connection.fetchrow(self._sql["commit"], *_arguments(opener, change, sending, chunks))
-            return _verdict(row, opener, sending)
+            return self._verdict(row, opener, sending)
 
         return await self._pool.write(work)
 
@@ -162,6 +170,14 @@ class PostgresStore(Store):
     async def forget(self, opener_id: str) -> None:
         await self._pool.write(lambda connection: connection.execute(self._sql["forget"], opener_id))
 
+    async def wish(self, opener_id: str, for_s: float, waited_s: float) -> None:
+        await self._pool.write(
+            lambda connection: connection.execute(self._sql["wish"], opener_id, for_s, waited_s)
+        )
+
+    def stand_back_s(self, opener_id: str, waited_s: float) -> float:
+        return self._heard.stand_back_s(STASH, opener_id, waited_s)
+
     async def aclose(self) -> None:
         try:
             await self._background.aclose()
@@ -185,7 +201,7 @@ class PostgresStore(Store):
             verdict = await self._begin(run, run[lock], opener, change, chunks)
             if verdict is Verdict.APPLIED:
                 row = await run["commit"].fetchrow(*_arguments(opener, change, sending, chunks[-1:]))
-                verdict, applied = _verdict(row, opener, sending), bool(row and row["ok"])
+                verdict, applied = self._verdict(row, opener, sending), bool(row and row["ok"])
         except asyncpg.UniqueViolationError:  # another opener has created that collection meanwhile
             verdict = Verdict.CONFLICT
         # A sending that finds an earlier one applied leaves nothing.
@@ -210,10 +226,32 @@ class PostgresStore(Store):
             await run["insert"].fetch(*chunk)
         return Verdict.APPLIED
 
+    def _verdict(self, row: asyncpg.Record | None, opener: Opener, sending: Sending) -> Verdict:
+        fence = _fence(row)
+        assert row is not None  # it has a fence
+        told = [wish.split(" ") for wish in row["wishes"] or ()]
+        wishes = [
+            Wish(STASH, who.removeprefix(WISH), float(left), float(waited)) for left, waited, who in told
+        ]
+        self._heard.hear([STASH], wishes)
+        return judge(opener, fence, sending, row["token"], row["ok"])
+
     async def _prepared(self, connection: Connection, names: Sequence[str]) -> Prepared:
         """Statements for a transaction, prepared before it begins. The driver prepares without a deadline; if
-        a client vanished then inside a transaction, the server would not see it as idle, and not end it."""
+        a client vanished then inside a transaction, the server would not see it as idle, and not end it. At a
+        pooler, which notices that, nothing is prepared."""
+        if connection.pooled:
+            return {name: _Statement(connection, self._sql[name]) for name in names}
         return {name: await connection.prepare(self._sql[name]) for name in names}
+
+
+class _Statement:
+    """A statement that looks like a prepared one."""
+
+    def __init__(self, connection: Connection, text: str) -> None:
+        self.fetch = partial(connection.fetch, text)
+        self.fetchrow = partial(connection.fetchrow, text)
+        self.fetchval = partial(connection.fetchval, text)
 
 
 def _arguments(opener: Opener, change: StoreChange, sending: Sending, chunks: list[Chunk]) -> tuple[Any, ...]:
@@ -221,12 +259,6 @@ def _arguments(opener: Opener, change: StoreChange, sending: Sending, chunks: li
     rows: Chunk = chunks[0] if chunks else ([], [], [], [], [])
     expected = (list(change.expected.keys()), list(change.expected.values()))
     return opener.id, *sending, *opener.fence, *expected, *_moves(change), *rows
-
-
-def _verdict(row: asyncpg.Record | None, opener: Opener, sending: Sending) -> Verdict:
-    fence = _fence(row)
-    assert row is not None  # it has a fence
-    return judge(opener, fence, sending, row["token"], row["ok"])
 
 
 def _fence(row: asyncpg.Record | None) -> Fence:

@@ -3,7 +3,7 @@
 | table       | row                                                                        |
 |-------------|----------------------------------------------------------------------------|
 | fence       | a single row: the last take-over, the format, and the version              |
-| openers     | the last token of an opener                                                |
+| openers     | the last token of an opener; or its wish: since when, and until when       |
 | collections | name and codecs                                                            |
 | uppers      | upper (null: empty) and revision, and counts of rows for consolidation     |
 | sinces      | since (null: empty)                                                        |
@@ -16,7 +16,7 @@ Postgres bounds an index entry, and keys are unbounded.
 from typing import Any
 
 from aiopersist.stash.model import FORMAT, Select
-from aiopersist.stash.store import OPENER_RETENTION_S
+from aiopersist.stash.store import OPENER_RETENTION_S, WISH
 from aiopersist.storage.postgres.tables import Tables, advisory_lock, quoted
 
 SLICE_BYTES = 8 * 1024 * 1024  # of the rows of a collection that come as one row
@@ -56,7 +56,7 @@ def tables(schema: str) -> Tables:
 
 def statements(schema: str) -> dict[str, str]:
     """Every statement on the tables in `schema`, by name."""
-    names = {**_names(schema), "retention": OPENER_RETENTION_S}
+    names = {**_names(schema), "retention": OPENER_RETENTION_S, "wish": WISH}
     return {name: text.format(**names) for name, text in _TEXTS.items()}
 
 
@@ -75,7 +75,7 @@ _TEXTS = {
     "take": "UPDATE {fence} SET epoch = epoch + 1, nonce = $2 WHERE epoch = $1",
     "sweep": "DELETE FROM {openers} WHERE seen < clock_timestamp() - make_interval(secs => {retention})",
     "enroll": _ENROLL,
-    "forget": "DELETE FROM {openers} WHERE opener = $1",
+    "forget": "DELETE FROM {openers} WHERE opener IN ($1, '{wish}' || $1::text)",
     "token": "SELECT token FROM {openers} WHERE opener = $1 FOR UPDATE",
     # All the locks, the decision, and the changes that follow from it, in one statement. A lock waits, and
     # then sees the newest row. The snapshot of the statement may be older than that, but not older than the
@@ -115,7 +115,19 @@ _TEXTS = {
             WHERE (SELECT ok FROM verdict)
         )
         SELECT (SELECT epoch FROM guard) AS epoch, (SELECT nonce FROM guard) AS nonce,
-            (SELECT token FROM mine) AS token, (SELECT ok FROM verdict) AS ok""",
+            (SELECT token FROM mine) AS token, (SELECT ok FROM verdict) AS ok,
+            (
+                SELECT array_agg(
+                    extract(epoch FROM seen - clock_timestamp())::text || ' '
+                    || (extract(epoch FROM clock_timestamp()) - token::float8)::text || ' ' || opener
+                )
+                FROM {openers} WHERE opener >= '{wish}' AND seen > clock_timestamp()
+            ) AS wishes""",
+    "wish": """
+        INSERT INTO {openers} VALUES (
+            '{wish}' || $1::text, (extract(epoch FROM clock_timestamp()) - $3::float8)::text,
+            clock_timestamp() + make_interval(secs => $2)
+        ) ON CONFLICT (opener) DO UPDATE SET token = excluded.token, seen = excluded.seen""",
     "insert": """
         INSERT INTO {data} (collection_id, key, val, time, diff)
         SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::bigint[])""",

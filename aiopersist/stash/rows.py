@@ -22,9 +22,8 @@ import anyio.to_thread
 from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import ipc, pa, pc
 from aiopersist.data.plain import int64_array, int64_scalar
-from aiopersist.data.refusal import Refusal
+from aiopersist.data.refusal import Refusal, short
 from aiopersist.data.texts import INT64, texts_of, values_of
-from aiopersist.data.types.codec import short
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import contents, sum_columns
 from aiopersist.data.updates.convert import to_table

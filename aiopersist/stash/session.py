@@ -14,7 +14,9 @@ A commit runs in a task of the supervisor. A caller that is cancelled stops wait
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +24,6 @@ from aiopersist.ending import told
 from aiopersist.errors import Corruption, Indeterminate, StorageUnavailable
 from aiopersist.failures import Backoff
 from aiopersist.measure.metrics import Metrics, NoMetrics
-from aiopersist.resource import RELEASE_DEADLINE_S, Supervisor
 from aiopersist.runtime import Runtime
 from aiopersist.settings import Settings
 from aiopersist.stash.errors import Fenced, StashError
@@ -31,6 +32,8 @@ from aiopersist.stash.model import Loaded, Opener, Select, Sending, StoreChange,
 from aiopersist.stash.store import Store
 from aiopersist.storage.layers import Retry
 from aiopersist.storage.stall import StallLog
+from aiopersist.storage.wishes import Losses, slot_after
+from aiopersist.supervisor import RELEASE_DEADLINE_S, Supervisor
 
 Plan = Callable[[Mapping[int, Stored]], StoreChange]
 """From collections as they are now, without rows, to a change."""
@@ -64,6 +67,8 @@ class StashSession:
         self._retry = Retry(settings.retry_timeout_s, runtime)
         self._settings = settings
         self._turn = asyncio.Lock()
+        self._losses: defaultdict[frozenset[int], Losses] = defaultdict(Losses)
+        """By the collections of a change: who wins elsewhere still loses here."""
         self._under_way: asyncio.Task[Verdict] | None = None
         self._seen: dict[int, Stored] = {}
         """Collections as they were last seen, without rows: only a hint."""
@@ -89,25 +94,35 @@ class StashSession:
     async def change(self, ids: Sequence[int], plan: Plan) -> None:
         """Make the change that `plan` gives for the collections of these ids. One request, if they are as
         they were last seen."""
-        opener, began = self.writing(), self.metrics.now()
+        opener, began, fresh = self.writing(), self.metrics.now(), False
         async with self._turn:
             await self._quiet()
-            seen = {cid: self._seen[cid] for cid in ids if cid in self._seen}
-            fresh = len(seen) < len(set(ids))
             while True:
-                if fresh:
-                    found = await self.load(Select(tuple(ids), rows=False))
-                    seen = {stored.id: stored for stored in found.collections}
-                try:
-                    change = plan(seen)
-                except StashError:
-                    if fresh:
-                        raise
-                    fresh = True
-                    continue
+                fresh = await self.stand_back(ids) or fresh
+                change = await self._planned(ids, plan, fresh)
                 if await self._apply(opener, change, began):
                     return
                 fresh = True
+
+    async def _planned(self, ids: Sequence[int], plan: Plan, fresh: bool) -> StoreChange:
+        """The change for the collections as they are, if `fresh`, or as they were last seen, if that is
+        possible."""
+        seen = {cid: self._seen[cid] for cid in ids if cid in self._seen}
+        if not fresh and len(seen) == len(set(ids)):
+            with suppress(StashError):
+                return plan(seen)
+        found = await self.load(Select(tuple(ids), rows=False))
+        return plan({stored.id: stored for stored in found.collections})
+
+    async def stand_back(self, ids: Iterable[int]) -> bool:
+        """Before a change of these collections, let other openers go first who wish it; whether that took
+        time. No request."""
+        losses, others = self._losses[frozenset(ids)], partial(self.store.stand_back_s, self.writing().id)
+        wait_s = losses.wait_s(others, self.runtime.monotonic())
+        if wait_s:
+            await self.runtime.sleep(wait_s)
+            losses.waited(wait_s)
+        return bool(wait_s)
 
     async def attempt(self, change: StoreChange) -> bool:
         """Make the change; `False` if something is not as the change expects."""
@@ -172,7 +187,23 @@ class StashSession:
         verdict = await answer  # a cancellation ends this wait, not the change
         if verdict is Verdict.FENCED:
             raise fenced(opener)
-        return verdict is Verdict.APPLIED
+        losses = self._losses[frozenset(change.expected)]
+        if verdict is Verdict.APPLIED:
+            losses.in_a_row = 0
+            return True
+        await self._lost(opener, losses)
+        return False
+
+    async def _lost(self, opener: Opener, losses: Losses) -> None:
+        """Another opener was first. If that happens again and again, ask others to stand back."""
+        now = self.runtime.monotonic()
+        losses.lost(losses.planned + 1, now)
+        if slot_s := losses.slot_s:
+            waited_s = losses.waited_s(now)
+            for_s = slot_after(self.store.stand_back_s(opener.id, waited_s), slot_s)
+            losses.slot_until = now + for_s
+            with suppress(Exception):  # it decides nothing
+                await self.store.wish(opener.id, for_s, waited_s)
 
     def _done(self, task: asyncio.Task[Verdict]) -> None:
         if self._under_way is task:

@@ -12,9 +12,10 @@ from typing import TypeVar
 from aiopersist.runtime import Runtime
 from aiopersist.stash import sqlite_sql as sql
 from aiopersist.stash.model import Fence, Loaded, Opener, Select, Sending, StoreChange, Verdict, judge
-from aiopersist.stash.store import OPENER_RETENTION_S, Store
+from aiopersist.stash.store import OPENER_RETENTION_S, STASH, Store
 from aiopersist.storage.sqlite.file import SqliteFile, SqliteTransaction
 from aiopersist.storage.sqlite.readonly import NoFile, SqliteReader
+from aiopersist.storage.wishes import HeardWishes, Wish
 
 T = TypeVar("T")
 
@@ -27,6 +28,7 @@ class SqliteStore(Store):
         self._path = path
         self._name = name
         self._runtime = runtime
+        self._heard = HeardWishes(runtime)
         self._file: SqliteFile[SqliteTransaction] | SqliteReader = (
             SqliteFile(path, runtime, sql.prepare, SqliteTransaction)
             if writes
@@ -70,6 +72,7 @@ class SqliteStore(Store):
 
         def work(c: sqlite3.Connection) -> Verdict:
             found = sql.now(c, self._name, opener.id, change)
+            self._heard.hear([STASH], sql.wishes(c, self._name, now))
             verdict = judge(opener, found.fence, sending, found.token, found.holds)
             if verdict is Verdict.APPLIED and found.token != sending.token:
                 sql.apply(c, self._name, change)
@@ -91,6 +94,13 @@ class SqliteStore(Store):
 
     async def forget(self, opener_id: str) -> None:
         await self._write(lambda c: sql.forget(c, self._name, opener_id))
+
+    async def wish(self, opener_id: str, for_s: float, waited_s: float) -> None:
+        now = self._runtime.wall()
+        await self._write(lambda c: sql.wish(c, self._name, Wish(STASH, opener_id, for_s, waited_s), now))
+
+    def stand_back_s(self, opener_id: str, waited_s: float) -> float:
+        return self._heard.stand_back_s(STASH, opener_id, waited_s)
 
     async def aclose(self) -> None:
         await self._file.aclose()

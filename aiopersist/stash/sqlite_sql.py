@@ -3,7 +3,7 @@
 | table             | row                                                                  |
 |-------------------|----------------------------------------------------------------------|
 | stash_fence       | one per stash: the last take-over, the format, and the version        |
-| stash_openers     | the last token of an opener                                           |
+| stash_openers     | the last token of an opener; or its wish: since when, and until when   |
 | stash_collections | name and codecs                                                       |
 | stash_uppers      | upper (null: empty), revision, and counts of rows for consolidation   |
 | stash_sinces      | since (null: empty)                                                   |
@@ -32,7 +32,9 @@ from aiopersist.stash.model import (
     frontiers_of,
 )
 from aiopersist.stash.sqlite_checks import check_columns, check_rows, check_sums, corrupt, readable
+from aiopersist.stash.store import STASH, WISH
 from aiopersist.storage.sqlite.file import prepare_file
+from aiopersist.storage.wishes import Wish
 
 _SCHEMA = """
     CREATE TABLE stash_fence (
@@ -125,7 +127,25 @@ def sweep_openers(connection: sqlite3.Connection, stash: str, before: float) -> 
 
 
 def forget(connection: sqlite3.Connection, stash: str, opener: str) -> None:
-    connection.execute("DELETE FROM stash_openers WHERE stash = ? AND opener = ?", (stash, opener))
+    """With its wish."""
+    gone = (stash, opener, WISH + opener)
+    connection.execute("DELETE FROM stash_openers WHERE stash = ? AND opener IN (?, ?)", gone)
+
+
+def wish(connection: sqlite3.Connection, stash: str, wish: Wish, now: float) -> None:
+    connection.execute(
+        "INSERT OR REPLACE INTO stash_openers VALUES (?, ?, ?, ?)",
+        (stash, WISH + wish.who, repr(now - wish.waited_s), now + wish.left_s),
+    )
+
+
+def wishes(connection: sqlite3.Connection, stash: str, now: float) -> list[Wish]:
+    """Those that last."""
+    rows = connection.execute(
+        "SELECT opener, seen - ?, ? - token FROM stash_openers WHERE stash = ? AND opener >= ? AND seen > ?",
+        (now, now, stash, WISH, now),
+    )
+    return [Wish(STASH, who.removeprefix(WISH), left, waited) for who, left, waited in rows.fetchall()]
 
 
 def load(connection: sqlite3.Connection, stash: str, select: Select) -> Loaded | None:

@@ -8,12 +8,16 @@ nothing: a definite failure is `StorageUnavailable`, a failure with an unknown o
 *Fencing.* A change locks the fence and reads it, in its own transaction; a take-over updates that row. So a
 take-over waits for changes under way, and later changes see that they are fenced. A read needs no lock: it
 returns the fence of the same moment as the rows, and the session compares it with its own.
+
+*Wishes* of openers that lose races are kept beside the openers, and the answer to each change shows them.
 """
 
 from abc import ABC, abstractmethod
 
 from aiopersist.stash.model import Fence, Loaded, Opener, Select, Sending, StoreChange, Verdict
 
+STASH = ""  # the key of its wishes
+WISH = "~"  # before the id of an opener: the row of its wish
 OPENER_RETENTION_S = 7 * 24 * 3600.0  # a later opener forgets one that has written nothing for longer
 
 
@@ -52,6 +56,16 @@ class Store(ABC):
     @abstractmethod
     async def forget(self, opener_id: str) -> None:
         """Remove the opener's row."""
+
+    @abstractmethod
+    async def wish(self, opener_id: str, for_s: float, waited_s: float) -> None:
+        """Ask all other openers to change nothing for so long from now, as `Consensus.wish` does for a
+        shard."""
+
+    @abstractmethod
+    def stand_back_s(self, opener_id: str, waited_s: float) -> float:
+        """Return for how long others wish it, as far as the answers to `commit` have told, as
+        `Consensus.stand_back_s`."""
 
     @abstractmethod
     async def aclose(self) -> None:

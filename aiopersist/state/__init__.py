@@ -7,8 +7,8 @@ next version; nothing else writes versions. No I/O, no clock, no randomness.
 |---------------------------------|-----------------------------------------------------------------|
 | `model`, `record`, `ids`, `keys`| the values, and their JSON                                      |
 | `command`                       | what a command is                                               |
-| `writing`, `spending`, `reading`, `subscriptions`, `compaction`, `retention`, `lifecycle` | the commands |
-| `small_append`                  | the version of a small append, in one step                      |
+| `writing`, `remembering`, `spending`, `reading`, `subscriptions` | the commands                   |
+| `compaction`, `retention`, `lifecycle` | more of them                                             |
 | `spine`                         | which neighbouring batches become one                           |
 | `diff`, `seal`                  | diffs; the checksums of versions                                |
 | `rollup_file`                   | rollups                                                         |

@@ -16,9 +16,10 @@ again.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from aiopersist.errors import BatchExpired, Error, ShardFinalized, UnknownShard
 from aiopersist.frontier import Antichain
@@ -29,8 +30,7 @@ from aiopersist.state.position import SubscriptionRecord, changed_by_time
 AHEAD_S = 1.0  # two processes' readings of the store's clock differ by less between two of its answers
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(Struct, frozen=True):
     """The facts that a command may know beside the state, sampled anew for each attempt."""
 
     now: float
@@ -51,16 +51,14 @@ def micros(seconds: float) -> int:
     return max(int(seconds * 1_000_000), 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(Struct, frozen=True):
     """A version must be written; once it is, the command returns `result`."""
 
     changes: Changes
     result: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Keep:
+class Keep(Struct, frozen=True):
     """No version is needed: a success with `result`, or, with `error`, a refusal."""
 
     result: Any = None
@@ -112,10 +110,12 @@ def commit(
 ) -> Commit:
     """The commit of `changes`. It also drops overdue readers and writers, expires subscriptions, and sets
     heartbeats in the future to now. `moved`: it renews a *moving* hold, and so moves since."""
-    for name, records in ahead(state, context, changes).items():
-        changes[name] = {**changes.get(name, {}), **records}
-    dropped = {name: keys for name, keys in (drop or {}).items() if keys} | overdue(state, context, changes)
-    if void := claims_of(state, dropped.get("writers", ())):
+    dropped = {name: keys for name, keys in (drop or {}).items() if keys}
+    if state.subscriptions or not are_leases_in_order(state, context.now):
+        for name, records in ahead(state, context, changes).items():
+            changes[name] = {**changes.get(name, {}), **records}
+        dropped |= overdue(state, context, changes)
+    if "writers" in dropped and (void := claims_of(state, dropped["writers"])):
         kept = (at for at in void if at not in changes.get("claims", ()))
         dropped["claims"] = tuple({*dropped.get("claims", ()), *kept})
     if moved:
@@ -124,7 +124,7 @@ def commit(
             changes["since"] = since
     if dropped:
         changes["drop"] = dropped
-    return Commit(Changes.of(**{name: value for name, value in changes.items() if value != {}}), result)
+    return Commit(Changes(**{name: value for name, value in changes.items() if value != {}}), result)
 
 
 def claims_of(state: State, writers: tuple[int | str, ...]) -> tuple[int, ...]:
@@ -172,13 +172,15 @@ def ahead(state: State, context: Context, changes: Mapping[str, Any]) -> dict[st
     return {name: records for name, records in found.items() if records}
 
 
-def are_leases_in_order(state: State, now: float, writer: str) -> bool:
-    """Whether a commit that renews `writer` finds neither a lease that ran out nor a heartbeat in the future:
-    then `ahead` and `overdue` are empty. Without a look at subscriptions."""
+def are_leases_in_order(state: State, now: float) -> bool:
+    """Whether no lease ran out, and no heartbeat lies in the future: then `ahead` finds no reader and no
+    writer, and `overdue` none."""
     latest = now + AHEAD_S
-    writers = (record for key, record in state.writers.items() if key != writer)
-    leased: Iterable[Writer | LeasedReader] = chain(writers, state.readers.values())
-    return all(r.heartbeat <= latest and r.heartbeat + r.lease_s >= now for r in leased)
+    leased: Iterable[Writer | LeasedReader] = chain(state.writers.values(), state.readers.values())
+    for record in leased:
+        if record.heartbeat > latest or record.heartbeat + record.lease_s < now:
+            return False
+    return True
 
 
 def overdue(state: State, context: Context, changes: Mapping[str, Any]) -> dict[str, tuple[int | str, ...]]:

@@ -6,12 +6,13 @@ processes from doing one spec twice; it is void once its writer is gone, not aft
 the spec names, so a compaction that is bounded in memory, or in runs, helps as far as it got."""
 
 from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from aiopersist.frontier import Antichain
 from aiopersist.state.command import Commit, Context, Keep, commit, live, refusal_if_gone, renewed
-from aiopersist.state.model import COLLECTION, NEXT, Claim, HollowBatch, State
+from aiopersist.state.model import COLLECTION, Claim, HollowBatch, State
 from aiopersist.state.record import HollowPart, goodbytes_at_most
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 
@@ -96,11 +97,8 @@ def plan(
     """The spec to compact next, among those that `suits` accepts and no live writer claims: the spine batch
     of the most batches or runs, if its `weight` is at least `inputs_min`; for `ANY` it need only be two
     batches or runs. Else `plan_passed`."""
-    specs = [
-        spec
-        for spec in _specs(state, now)
-        if is_worth(_inputs(spec), spec.weight, inputs_min) and suits(spec)
-    ]
+    worth = (spec for spec in _specs(state, now) if is_worth(_inputs(spec), spec.weight, inputs_min))
+    specs = [spec for whole in worth if (spec := _without_rest(whole, state)) is not None and suits(spec)]
     if specs:
         return max(specs, key=_inputs)
     passed = plan_passed(state, now)
@@ -128,7 +126,7 @@ def plan_passed(state: State, now: float) -> Spec | None:
         return None
     if _overlaps(_claimed(state, now), min(inputs), max(inputs)):
         return None
-    return Spec(inputs, state.since)
+    return Spec(_before_rest(inputs, state), state.since)
 
 
 def _inputs(spec: Spec) -> int:
@@ -144,10 +142,30 @@ def is_worth(inputs: int, weight: float, inputs_min: float) -> bool:
 def plan_all(state: State, last: int, since: Antichain) -> Spec | None:
     """Everything up to the batch of ordinal `last` as one batch, at `since` or later; `None` if it is one
     compact batch already."""
-    inputs = {ordinal: batch for ordinal, batch in state.batches.items() if ordinal <= last}
+    inputs = _before_rest({o: batch for o, batch in state.batches.items() if o <= last}, state)
     if len(inputs) <= 1 and all(is_compact(batch, since) for batch in inputs.values()):
         return None
     return Spec(inputs, state.since)
+
+
+def _before_rest(inputs: dict[int, HollowBatch], state: State) -> dict[int, HollowBatch]:
+    """The inputs before the *rest*: the newest batches of the state, where they are empty. These stay by
+    themselves. One batch with what comes before would no longer say that nothing lies between their bounds:
+    a subscription that stands there would seem to have something to read, and would expire."""
+    left = dict(inputs)
+    if inputs and next(reversed(inputs)) == next(reversed(state.batches)):
+        while left and not left[next(reversed(left))].parts:
+            left.popitem()
+    return left or inputs
+
+
+def _without_rest(spec: Spec, state: State) -> Spec | None:
+    """The spec without the rest; `None` if nothing would become one."""
+    inputs = _before_rest(spec.inputs, state)
+    if len(inputs) == len(spec.inputs):
+        return spec
+    left = spec._replace(inputs=inputs)
+    return left if _inputs(left) >= ANY else None
 
 
 def _specs(state: State, now: float) -> Iterator[Spec]:
@@ -174,8 +192,7 @@ def _overlaps(ranges: list[tuple[int, int]], first: int, last: int) -> bool:
     return any(a <= last and first <= b for a, b in ranges)
 
 
-@dataclass(frozen=True, slots=True)
-class TakeClaim:
+class TakeClaim(Struct, frozen=True):
     """Claim the compaction of these batches for `writer`; `False` if another writer claims one of them, or
     has replaced one."""
 
@@ -196,8 +213,7 @@ class TakeClaim:
         return _is_claimed_by(state, next(iter(self.inputs)), self.writer)
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimCollection:
+class ClaimCollection(Struct, frozen=True):
     """Claim rollup and collection for `writer`; `False` if another writer claims them, or has rolled up or
     collected since the state with this `latest_rollup` and `collected`."""
 
@@ -219,26 +235,6 @@ class ClaimCollection:
         return _is_claimed_by(state, COLLECTION, self.writer)
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimNext:
-    """Ask others to let `writer` commit first. It takes the place of another's claim: neither decides
-    anything."""
-
-    writer: str
-
-    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
-        state = live(state)
-        if (refusal := refusal_if_gone(state, self.writer)) is not None:
-            return refusal
-        if _is_claimed_by(state, NEXT, self.writer):
-            return Keep()
-        return _claim(state, context, self.writer, NEXT, NEXT)
-
-    def happened(self, state: State) -> bool:
-        """Others may have released it since; to claim it twice does no harm."""
-        return _is_claimed_by(state, NEXT, self.writer)
-
-
 def _claim(state: State, context: Context, writer: str, first: int, last: int) -> Commit:
     claim = Claim(writer=writer, first=first, last=last)
     writers = {writer: renewed(state, writer, context)}
@@ -255,8 +251,7 @@ def _unchanged(inputs: dict[int, HollowBatch], state: State) -> bool:
     return there == inputs
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseClaim:
+class ReleaseClaim(Struct, frozen=True):
     """Release the claim that begins at ordinal `first`, if it is that of `writer`."""
 
     writer: str
@@ -280,8 +275,7 @@ class Total(NamedTuple):
     diffs: int
 
 
-@dataclass(frozen=True, slots=True)
-class Replace:
+class Replace(Struct, frozen=True):
     """Replace `inputs` by `batch`, if the state still has them as they were read. The batch has the same
     contents at every time at or beyond its since; the command checks that the sums of diffs agree, and that
     there are not more updates. The result is whether it was applied."""

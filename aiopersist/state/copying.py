@@ -7,15 +7,16 @@ never taken for a copy.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
+
+from msgspec import Struct
 
 from aiopersist.errors import Error, IncompatibleSchema, InvalidUsage, OpaqueMismatch, UsageKind
 from aiopersist.frontier import Antichain
 from aiopersist.state.command import Commit, Context, Keep, commit, live, meet_of_holds
 from aiopersist.state.diff import Changes
-from aiopersist.state.model import Clock, CriticalReader, Mark, Retention, State
+from aiopersist.state.model import CriticalReader, Mark, State
 from aiopersist.state.writing import AppendHollow
 
 
@@ -35,8 +36,7 @@ def is_copy(state: State, source: str) -> bool:
     return mark is not None and mark.opaque == opaque_of(state.upper)
 
 
-@dataclass(frozen=True, slots=True)
-class CreateCopy:
+class CreateCopy(Struct, frozen=True):
     """Create a shard as an empty copy of `source`, the state of another shard, unless it exists."""
 
     shard: str
@@ -47,14 +47,10 @@ class CreateCopy:
         if state is not None:
             return Keep()
         least, source = self.minimum, self.source
-        kind: dict[str, Any] = {"clock": source.clock} if source.clock is not Clock.LOGICAL else {}
-        if source.table:
-            kind["table"] = True
+        kind = source.kind
         if (policy := source.retention.get(0)) is not None:
             marks = () if source.is_wall or policy.seconds is None else (Mark(at=context.now, upper=least),)
-            kind["retention"] = {
-                0: Retention(times=policy.times, seconds=policy.seconds, hold=least, marks=marks)
-            }
+            kind["retention"] = {0: policy.replace(hold=least, marks=marks)}
         mark = CriticalReader(since=least, opaque=opaque_of(least))
         critical = {mark_of(source.shard): mark}
         schemas = dict(source.schemas)
@@ -63,8 +59,7 @@ class CreateCopy:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CopySchemas:
+class CopySchemas(Struct, frozen=True):
     """Add the schemas that the source has gained."""
 
     schemas: Mapping[int, Mapping[str, Any]]
@@ -77,8 +72,7 @@ class CopySchemas:
         return commit(state, context, schemas=new) if new else Keep()
 
 
-@dataclass(frozen=True, slots=True)
-class CopyMark:
+class CopyMark(Struct, frozen=True):
     """What an append says about a copy: its mark moves to `since`, as far as that is not further already. If
     the updates are true from `since` on only (`is_exact` is false), the shard's since must move, too."""
 
@@ -100,7 +94,7 @@ class CopyMark:
         policies = {
             at: policy.replace(hold=policy.hold.join(since)) for at, policy in state.retention.items()
         }
-        mark = CriticalReader(since=since, opaque=opaque_of(upper))
+        mark = state.critical[self.reader].replace(since=since, opaque=opaque_of(upper))
         return {"critical": {self.reader: mark}, "retention": policies}
 
     def added(self, state: State, upper: Antichain, done: Commit) -> Commit | Keep:
@@ -121,8 +115,7 @@ class CopyMark:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class MoveCopy:
+class MoveCopy(Struct, frozen=True):
     """Move the since of a copy that lacks nothing, as far as holds allow."""
 
     mark: CopyMark
@@ -142,8 +135,7 @@ class MoveCopy:
         return found is not None and self.mark.since <= found.since
 
 
-@dataclass(frozen=True, slots=True)
-class AppendCopied(AppendHollow):
+class AppendCopied(AppendHollow, frozen=True):
     """An append of a copier; `OpaqueMismatch` if anyone else has written."""
 
     mark: CopyMark | None = None

@@ -7,7 +7,9 @@ Values are frozen, and so is the map.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Generic, TypeVar, final, get_args
+from typing import Any, Generic, TypeVar, final
+
+import msgspec
 
 V = TypeVar("V")
 
@@ -77,17 +79,15 @@ class Ids(Mapping[str, V], Generic[V]):
     def __repr__(self) -> str:
         return f"<{self._len} ids>"
 
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        from pydantic_core import core_schema
+    def to_plain(self) -> dict[str, V]:
+        """See `record.py`."""
+        return dict(self)
 
-        value = handler.generate_schema(get_args(source)[0])
-        inner = core_schema.dict_schema(core_schema.str_schema(), value)
-        return core_schema.no_info_wrap_validator_function(
-            lambda value, check: value if isinstance(value, Ids) else cls(check(value)),
-            inner,
-            serialization=core_schema.plain_serializer_function_ser_schema(dict, return_schema=inner),
-        )
+    @classmethod
+    def from_plain(cls, plain: Any, kind: Any) -> "Ids[Any]":
+        """See `record.py`."""
+        ids: dict[str, Any] = msgspec.convert(plain, dict[str, kind])
+        return Ids(ids)
 
 
 def _made(buckets: list[dict[str, V]], length: int) -> Ids[V]:

@@ -8,10 +8,11 @@ A violation before the write is a bug of ours, and nothing is written; after the
 from itertools import chain, pairwise
 
 from aiopersist.errors import Corruption
-from aiopersist.state.diff import Diff, added_parts, inline_bytes, replaced_parts
+from aiopersist.state.diff import Diff, added_parts, replaced_parts
 from aiopersist.state.keys import writer_of
 from aiopersist.state.model import State
 from aiopersist.state.names import registered
+from aiopersist.state.record import inline_bytes
 from aiopersist.state.spine import is_contiguous
 from aiopersist.state.streams import parts_of_streams
 from aiopersist.state.streams_invariants import broken, streams_are_arranged
@@ -19,7 +20,8 @@ from aiopersist.state.streams_invariants import broken, streams_are_arranged
 
 def frontiers_never_go_back(before: State, after: State) -> bool:
     """`<=` and not `<`: most versions move neither."""
-    return before.since <= after.since and before.upper <= after.upper
+    since_stays, upper_stays = before.since is after.since, before.upper is after.upper
+    return (since_stays or before.since <= after.since) and (upper_stays or before.upper <= after.upper)
 
 
 def versions_are_contiguous(before: State, after: State) -> bool:
@@ -44,7 +46,8 @@ def trace_ends_at_upper(state: State) -> bool:
     """The last batch ends at the shard's upper; without batches nothing was appended yet."""
     if state.finalized or not state.batches:
         return True
-    return next(reversed(state.batches.values())).upper == state.upper
+    upper = next(reversed(state.batches.values())).upper
+    return upper is state.upper or upper == state.upper
 
 
 def inline_bytes_add_up(state: State) -> bool:
@@ -63,7 +66,8 @@ def streams_hold(state: State) -> bool:
 
 def subscriptions_hold(state: State) -> bool:
     """Since has passed no position of a subscription: `<=`, since reading on needs since at the hold."""
-    return all(state.since <= record.hold for record in state.subscriptions.values())
+    records = state.subscriptions.values()
+    return not records or all(state.since <= record.hold for record in records)
 
 
 def new_blobs_are_registered(diff: Diff, before: State | None, after: State) -> bool:
@@ -71,6 +75,8 @@ def new_blobs_are_registered(diff: Diff, before: State | None, after: State) -> 
     the leak sweep safe. Parts that a batch takes over from batches that it replaces are not new."""
     keys = {part.key for part in added_parts(diff.changes) if part.key}
     keys |= {rollup.key for rollup in diff.changes.rollups.values()}
+    if not keys:
+        return True
     writers = registered(after)
     if all(writer_of(key) in writers for key in keys):
         return True
@@ -81,7 +87,8 @@ def new_blobs_are_registered(diff: Diff, before: State | None, after: State) -> 
 def new_batches_are_last(diff: Diff, before: State | None, after: State) -> bool:
     """A version replaces existing batches, or adds a batch at the end."""
     known = () if before is None else before.batches
-    return all(at in known or at == next(reversed(after.batches)) for at in diff.changes.batches)
+    new = [at for at in diff.changes.batches if at not in known]
+    return not new or new == [next(reversed(after.batches))]
 
 
 def changed_streams_hold(diff: Diff, before: State | None, after: State) -> bool:

@@ -1,9 +1,10 @@
 """Commands for the life of a shard: creation, schemas, rollups, collection, the end."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import Any
+
+from msgspec import Struct
 
 from aiopersist.errors import SchemaMismatch
 from aiopersist.frontier import Antichain
@@ -24,8 +25,7 @@ from aiopersist.state.model import COLLECTION, Clock, LeasedReader, Retention, R
 TABLE_KEEP_S = 24 * 3600.0  # the history of a table, until its user says otherwise
 
 
-@dataclass(frozen=True, slots=True)
-class Create:
+class Create(Struct, frozen=True):
     """Create the shard, with `since = upper = minimum`, unless it exists."""
 
     shard: str
@@ -37,18 +37,19 @@ class Create:
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         if state is not None:
             return Keep()
-        least = {"since": self.minimum, "upper": self.minimum}
         kind: dict[str, Any] = {}
         if self.clock is not Clock.LOGICAL:
             kind["clock"] = self.clock
         if self.table:
             kind["table"] = True
             kind["retention"] = {0: Retention(seconds=TABLE_KEEP_S, hold=self.minimum)}
-        return Commit(Changes(shard=self.shard, **least, schemas={0: dict(self.schema)}, **kind))
+        since = upper = self.minimum
+        return Commit(
+            Changes(shard=self.shard, since=since, upper=upper, schemas={0: dict(self.schema)}, **kind)
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class ExpireOverdue:
+class ExpireOverdue(Struct, frozen=True):
     """End the readers and writers whose leases ran out, and the subscriptions that expire, for a shard that
     has no other commits."""
 
@@ -66,8 +67,7 @@ def first_expiry(state: State) -> float:
     return min((*ends, *(record.expires_at for record in state.subscriptions.values())), default=inf)
 
 
-@dataclass(frozen=True, slots=True)
-class Finalize:
+class Finalize(Struct, frozen=True):
     """Empty both frontiers and forget everything: every handle is fenced, every blob unreferenced. Where a
     name names a shard that does not exist yet, this is its first version, so that no process creates it."""
 
@@ -78,8 +78,7 @@ class Finalize:
         return Keep() if is_done else Commit(tombstone_of(self.shard))
 
 
-@dataclass(frozen=True, slots=True)
-class FinalizeUnused:
+class FinalizeUnused(Struct, frozen=True):
     """As `Finalize`, if nothing was ever appended and no reader or writer is registered: for a shard that was
     created for an append which then failed. The result is whether it is finalized."""
 
@@ -94,8 +93,7 @@ class FinalizeUnused:
         return Commit(tombstone_of(self.shard), True)
 
 
-@dataclass(frozen=True, slots=True)
-class MarkDeleted:
+class MarkDeleted(Struct, frozen=True):
     """Say in the newest version of a finalized shard that its data is deleted: then maintenance and sweep
     have nothing to do there."""
 
@@ -105,8 +103,7 @@ class MarkDeleted:
         return Commit(tombstone_of(state.shard, data_deleted_at=state.seqno + 1))
 
 
-@dataclass(frozen=True, slots=True)
-class EvolveSchema:
+class EvolveSchema(Struct, frozen=True):
     """Make `schema` the current one under the next id, if the current id is still `expected`.
     The caller has checked that `schema` is compatible with the schema of that id."""
 
@@ -126,8 +123,7 @@ class EvolveSchema:
         return state.schemas.get(self.expected + 1) == self.schema
 
 
-@dataclass(frozen=True, slots=True)
-class AddRollup:
+class AddRollup(Struct, frozen=True):
     """Name a rollup of version `seqno`, unless a newer one is named."""
 
     writer: str
@@ -156,8 +152,7 @@ class AddRollup:
         return None if _has_rollup_since(state, self.seqno) else False
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetTransactions:
+class ForgetTransactions(Struct, frozen=True):
     """Forget those of `apps` whose numbers were last used before `oldest`. The caller has found them on a
     thread, among all; the command checks each again."""
 
@@ -172,8 +167,7 @@ class ForgetTransactions:
         return commit(state, context, drop={"transactions": stale}) if stale else Keep()
 
 
-@dataclass(frozen=True, slots=True)
-class EndCollection:
+class EndCollection(Struct, frozen=True):
     """The blobs dropped up to version `upto`, which has a rollup, are deleted: forget the rollups before
     that version, and release the claim of the collection, if it is that of `writer`."""
 

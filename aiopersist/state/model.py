@@ -12,27 +12,27 @@ Moments are Unix seconds of the consensus store's clock.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BeforeValidator, ConfigDict
+from msgspec.structs import force_setattr
 
 from aiopersist.errors import ShardFinalized
 from aiopersist.frontier import Antichain, Description
 from aiopersist.state.ids import Ids
-from aiopersist.state.once import OnceIds
+from aiopersist.state.once import NO_IDS, OnceIds
 from aiopersist.state.position import SubscriptionRecord
-from aiopersist.state.record import HollowPart, Record
+from aiopersist.state.record import HollowPart, Record, inline_bytes
 from aiopersist.state.streams import Streams, parts_of_streams
 
-FORMAT = 4  # the latest format of diffs and rollups, with subscriptions; a reader refuses a later one
+FORMAT = 4  # the latest format of diffs and rollups: a reader refuses a later one. It is no feature's name
+FORMAT_OF_SUBSCRIPTIONS = 4  # of those with subscriptions
 FORMAT_OF_CLOCKS = 3  # of those with a wall clock, or ids of `once=`
 FORMAT_OF_IDS = 2  # of those with spent ids, or with a hold that keeps no version
 FORMAT_OF_MOST = 1  # of those that every version of the library can read
 
 
-class HollowBatch(Record):
+class HollowBatch(Record, frozen=True, kw_only=True):
     """The metadata of a batch: its description and its parts."""
 
     lower: Antichain
@@ -52,14 +52,14 @@ class HollowBatch(Record):
     @property
     def len(self) -> int:
         """How many updates its parts have, those included that a truncation hides."""
-        return sum(part.rows for part in self.parts)
+        return sum([part.rows for part in self.parts])
 
     @property
     def inline_bytes(self) -> int:
-        return sum(part.size for part in self.parts if part.inline is not None)
+        return inline_bytes(self.parts)
 
 
-class SpineBatch(Record):
+class SpineBatch(Record, frozen=True, kw_only=True):
     """Neighbouring batches that count as one; see `spine.py`."""
 
     first: int
@@ -69,7 +69,7 @@ class SpineBatch(Record):
     """How many updates the batches have."""
 
 
-class Level(Record):
+class Level(Record, frozen=True, kw_only=True):
     """One level of the spine: a spine batch, or two neighbours that are being merged, the older first."""
 
     batches: tuple[SpineBatch, ...]
@@ -79,12 +79,21 @@ class Level(Record):
 
 NULL_LEASE_S = 30 * 24 * 3600.0  # long enough for its holder to take it over; then it ends
 
-LeaseSeconds = Annotated[float, BeforeValidator(lambda value: NULL_LEASE_S if value is None else value)]
+if TYPE_CHECKING:
+    LeaseSeconds = float
+else:
+    LeaseSeconds = float | None
 """Seconds. Earlier versions of the library wrote null for an infinite lease; null is read, and never
 written."""
 
 
-class LeasedReader(Record):
+def _end_null_lease(record: "LeasedReader | Writer") -> None:
+    lease_s: object = record.lease_s
+    if lease_s is None:
+        force_setattr(record, "lease_s", NULL_LEASE_S)
+
+
+class LeasedReader(Record, frozen=True, kw_only=True):
     """A reader that is gone after `lease_s` without a heartbeat."""
 
     since: Antichain
@@ -100,6 +109,8 @@ class LeasedReader(Record):
     owner: str | None = None
     """The owner of a named hold: only calls with this id succeed. A takeover replaces it."""
 
+    __post_init__ = _end_null_lease  # type: ignore[misc]  # a method of both
+
 
 def are_known_earlier(readers: Iterable[LeasedReader]) -> bool:
     """Whether versions of the library that read only `FORMAT_OF_MOST` can read these records: there each
@@ -107,21 +118,21 @@ def are_known_earlier(readers: Iterable[LeasedReader]) -> bool:
     return all(reader.seqno_hold is not None for reader in readers)
 
 
-class CriticalReader(Record):
+class CriticalReader(Record, frozen=True, kw_only=True):
     """A hold that never expires, fenced by its opaque."""
 
     since: Antichain
     opaque: int
 
 
-class Mark(Record):
+class Mark(Record, frozen=True, kw_only=True):
     """The upper that the shard had at a moment."""
 
     at: float
     upper: Antichain
 
 
-class Retention(Record):
+class Retention(Record, frozen=True, kw_only=True):
     """How much history maintenance keeps: a number of times, or of seconds."""
 
     times: int | None = None
@@ -132,7 +143,7 @@ class Retention(Record):
     """Earlier uppers and their moments, oldest first: as far back as `seconds` reach."""
 
 
-class Writer(Record):
+class Writer(Record, frozen=True, kw_only=True):
     """A registered writer: while this record exists, blob keys with its id may be added to the state."""
 
     heartbeat: float
@@ -144,14 +155,14 @@ class Writer(Record):
     spent: tuple[str, ...] = ()
     """Where earlier versions of the library wrote ids that are in `State.spent` now; empty in memory."""
 
+    __post_init__ = _end_null_lease  # type: ignore[misc]  # a method of both
+
 
 COLLECTION = -1
 """Instead of an ordinal: the claim of rollup and collection."""
-NEXT = -2
-"""Instead of an ordinal: the claim of who asks others to let it commit first. It decides nothing."""
 
 
-class Claim(Record):
+class Claim(Record, frozen=True, kw_only=True):
     """`writer` is compacting the batches from ordinal `first` to `last`; void once the writer is gone."""
 
     writer: str
@@ -159,18 +170,15 @@ class Claim(Record):
     last: int
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionRecord:
-    """The last transaction number of an application. It is no `Record`: a million of these would take ten
-    times the memory."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
+class TransactionRecord(Record, frozen=True, gc=False):
+    """The last transaction number of an application. There may be a million of these, so the garbage
+    collector leaves them out: they have no references."""
 
     number: int
     at: float
 
 
-class Rollup(Record):
+class Rollup(Record, frozen=True, kw_only=True):
     """A full state in the blob store."""
 
     key: str
@@ -187,7 +195,7 @@ class Clock(StrEnum):
     """Microseconds since 1970, by the consensus store's clock."""
 
 
-class State(Record):
+class State(Record, frozen=True, kw_only=True):
     """One version of a shard's state."""
 
     shard: str
@@ -215,7 +223,7 @@ class State(Record):
     """By writer, the ids of batches that were built under it, handed over, and since then appended or
     deleted: neither can happen again. They go with the writer."""
     transactions: Ids[TransactionRecord] = Ids()
-    once: OnceIds = OnceIds()
+    once: OnceIds = NO_IDS
     """The ids of `once=`."""
     batches: dict[int, HollowBatch] = {}
     """The trace, oldest first: ascending ordinals, contiguous descriptions from the minimum."""
@@ -242,6 +250,11 @@ class State(Record):
         for batch in self.batches.values():
             yield from batch.parts
         yield from parts_of_streams(self.streams)
+
+    @property
+    def kind(self) -> dict[str, Any]:
+        """What the shard is for ever: a copy is of the same kind."""
+        return {"clock": self.clock, "table": self.table}
 
     @property
     def is_wall(self) -> bool:

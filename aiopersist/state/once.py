@@ -14,6 +14,8 @@ from math import inf
 from struct import Struct, error
 from typing import Any, NamedTuple, Self, final
 
+import msgspec
+
 from aiopersist.state.record import Record
 
 IDS_MAX = 100_000  # newer ids until one is forgotten
@@ -98,17 +100,23 @@ class OnceIds:
     def __repr__(self) -> str:
         return f"<{len(self)} ids of once=>"
 
+    def to_plain(self) -> dict[str, Any]:
+        """See `record.py`: how many ids ever came, and the records as base64."""
+        return {"ever": self.ever, "pages": packed(self)}
+
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> Any:
-        """In JSON: how many ids ever came, and the records as base64."""
-        from pydantic_core import core_schema
+    def from_plain(cls, plain: Any) -> "OnceIds":
+        """See `record.py`."""
+        try:
+            return unpacked(OnceIds(ever=int(plain["ever"])), plain["pages"])
+        except (TypeError, LookupError) as wrong:
+            raise ValueError(f"no ids: {wrong!r}") from wrong
 
-        return core_schema.no_info_plain_validator_function(
-            _from_json, serialization=core_schema.plain_serializer_function_ser_schema(_to_json)
-        )
+
+NO_IDS = OnceIds()
 
 
-class OnceChanges(Record):
+class OnceChanges(Record, frozen=True, kw_only=True):
     """New ids of `once=`."""
 
     times: dict[str, int]
@@ -117,7 +125,7 @@ class OnceChanges(Record):
     """The ids that came before this moment may be forgotten."""
 
 
-class Once(NamedTuple):
+class Once(msgspec.Struct, frozen=True):
     """The ids of `once=` that an append records."""
 
     hashes: tuple[str, ...] = ()
@@ -163,16 +171,3 @@ def _without_old(bucket: bytes, number: int, oldest: float) -> bytes:
             break
         start += _RECORD.size
     return bucket[start:] if start else bucket
-
-
-def _to_json(ids: OnceIds) -> dict[str, Any]:
-    return {"ever": ids.ever, "pages": packed(ids)}
-
-
-def _from_json(value: Any) -> OnceIds:
-    if isinstance(value, OnceIds):
-        return value
-    try:
-        return unpacked(OnceIds(ever=int(value["ever"])), value["pages"])
-    except (TypeError, LookupError) as wrong:
-        raise ValueError(f"no ids: {wrong!r}") from wrong

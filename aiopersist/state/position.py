@@ -7,7 +7,7 @@ from aiopersist.frontier import Antichain, int_time, last_before, predecessor
 from aiopersist.state.record import Record
 
 
-class WithinContents(Record):
+class WithinContents(Record, frozen=True, kw_only=True):
     """A place within the contents at one time, which come in the order of rows."""
 
     as_of: int
@@ -25,7 +25,7 @@ class WithinContents(Record):
     """All rows that lie before it: places are ordered by it."""
 
 
-class Position(Record):
+class Position(Record, frozen=True, kw_only=True):
     """How far a consumer is. Int times only."""
 
     frontier: Antichain
@@ -54,7 +54,7 @@ class Position(Record):
         return last_before(self.frontier) if self.contents is None else self.contents.as_of
 
 
-class SubscriptionRecord(Record):
+class SubscriptionRecord(Record, frozen=True, kw_only=True):
     """One consumer, and how far it has acknowledged. It keeps since at its position, and never moves it."""
 
     name: str

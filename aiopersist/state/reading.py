@@ -1,6 +1,6 @@
 """Commands of readers: leases and holds."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from aiopersist.errors import LeaseExpired, OpaqueMismatch, SinceViolation
 from aiopersist.frontier import Antichain
@@ -9,8 +9,7 @@ from aiopersist.state.diff import Changes
 from aiopersist.state.model import LeasedReader, State
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterReader:
+class RegisterReader(Struct, frozen=True):
     """Register a leased reader that holds history at `since` (empty: none). With `reads` it also holds the
     versions from now on, so that their blobs can be read under it."""
 
@@ -32,8 +31,7 @@ class RegisterReader:
         return commit(state, context, readers={self.reader: record})
 
 
-@dataclass(frozen=True, slots=True)
-class TakeNamedHold:
+class TakeNamedHold(Struct, frozen=True):
     """Take over the named hold, which keeps its frontier; or create it, at `since` (`None`: the
     shard's since). The earlier owner is fenced. The hold keeps no versions: nothing is read under it."""
 
@@ -49,14 +47,9 @@ class TakeNamedHold:
         since = found.since if found else self.since or state.since
         if not state.since <= since:
             return Keep(error=SinceViolation(since, state.since))
-        record = LeasedReader(
-            since=since,
-            moving=found.moving if found else False,
-            heartbeat=context.now,
-            lease_s=self.lease_s,
-            name=self.name,
-            owner=self.owner,
-        )
+        taken = {"heartbeat": context.now, "lease_s": self.lease_s, "owner": self.owner, "seqno_hold": None}
+        new = LeasedReader(since=since, name=self.name, heartbeat=context.now, lease_s=self.lease_s)
+        record = (found or new).replace(**taken)
         return commit(state, context, result=since, readers={reader: record})
 
 
@@ -65,8 +58,7 @@ def named_reader(name: str) -> str:
     return "name:" + name
 
 
-@dataclass(frozen=True, slots=True)
-class RenewReader:
+class RenewReader(Struct, frozen=True):
     """Renew the lease. `downgrade`: move the hold forward, and so the shard's since. `hold`: the
     needs of open snapshots and listens (only for a shared reader)."""
 
@@ -99,8 +91,7 @@ class RenewReader:
         return commit(state, context, result=since, moved=moving, readers={self.reader: record})
 
 
-@dataclass(frozen=True, slots=True)
-class KeepReader:
+class KeepReader(Struct, frozen=True):
     """Renew the lease of a reader, and nothing else: for processes that read pieces under one lease. None of
     them knows which versions the others still need, so the reader goes on holding all its versions."""
 
@@ -114,8 +105,7 @@ class KeepReader:
         return commit(state, context, readers={self.reader: found.replace(heartbeat=context.now)})
 
 
-@dataclass(frozen=True, slots=True)
-class ExpireReader:
+class ExpireReader(Struct, frozen=True):
     """End a reader's registration. Only the record goes: since stays as it is."""
 
     reader: str

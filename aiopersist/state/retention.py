@@ -1,12 +1,12 @@
 """Commands that move since for good: critical readers, which never expire, and the retention policy of a
-shard.
+shard; and one that gives up history once, for those who erase what it has.
 
 A policy keeps the current contents readable, however long the shard is idle: its hold never passes the
 last complete time, on any path, since all paths go through `_target`. So there is always a time `t` with
 `since <= t < upper`, unless a user's own hold has moved since past it, or nothing was appended yet.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from aiopersist.errors import InvalidUsage, OpaqueMismatch, UsageKind
 from aiopersist.frontier import Antichain, predecessor
@@ -28,8 +28,7 @@ MARKS_PER_KEEP = 4  # uppers remembered within the seconds to keep: history is k
 SLACK_SHARE = 8  # times are kept an eighth too long at most; on a wall clock there is a look for each mark
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterCritical:
+class RegisterCritical(Struct, frozen=True):
     """Take the critical reader of that id as it is; or create it, at the shard's since, with `opaque`. The
     result is its record."""
 
@@ -48,8 +47,7 @@ class RegisterCritical:
         return True if self.reader in state.critical else None
 
 
-@dataclass(frozen=True, slots=True)
-class DowngradeCritical:
+class DowngradeCritical(Struct, frozen=True):
     """If the opaque is `expected`, install `opaque`, move the hold to its join with `since`, and the
     shard's since as far as all holds allow. The result is the record."""
 
@@ -63,7 +61,7 @@ class DowngradeCritical:
         found = state.critical.get(self.reader)
         if found is None or found.opaque != self.expected:
             return Keep(error=OpaqueMismatch(self.expected, found.opaque if found else None))
-        record = CriticalReader(since=found.since.join(self.since), opaque=self.opaque)
+        record = found.replace(since=found.since.join(self.since), opaque=self.opaque)
         return commit(state, context, result=record, moved=True, critical={self.reader: record})
 
     def happened(self, state: State) -> bool | None:
@@ -73,8 +71,7 @@ class DowngradeCritical:
         return True if is_ours and self.opaque != self.expected else None
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseCritical:
+class ReleaseCritical(Struct, frozen=True):
     """End the critical reader, if its opaque is `expected`. Since stays until another hold moves it."""
 
     reader: str
@@ -92,8 +89,7 @@ class ReleaseCritical:
         return None if self.reader in state.critical else True
 
 
-@dataclass(frozen=True, slots=True)
-class SetRetention:
+class SetRetention(Struct, frozen=True):
     """Set the policy of the shard; without `times` and `seconds`, remove it. A new policy begins at the
     shard's since; a policy that replaces another goes on from its hold and marks."""
 
@@ -113,13 +109,13 @@ class SetRetention:
         marks = () if known is None else known.marks
         if not marks and not state.is_wall:
             marks = (Mark(at=context.now, upper=state.upper),)
-        hold = known.hold if known is not None else state.since
-        record = Retention(times=self.times, seconds=self.seconds, hold=hold, marks=marks)
+        if known is None:
+            known = Retention(hold=state.since)
+        record = known.replace(times=self.times, seconds=self.seconds, marks=marks)
         return Keep() if record == known else commit(state, context, retention={0: record})
 
 
-@dataclass(frozen=True, slots=True)
-class ApplyRetention:
+class ApplyRetention(Struct, frozen=True):
     """Move the policy's hold to its target, and since as far as all holds allow. Unless
     `exact`, a policy waits until it keeps an eighth more than it must."""
 
@@ -138,6 +134,24 @@ class ApplyRetention:
         if not gains and hold == record.hold and marks == record.marks:
             return Keep()
         return commit(state, context, moved=True, retention={0: changed})
+
+
+class ForgetHistory(Struct, frozen=True):
+    """Move since to `frontier`, or to the last complete time if that is less, as far as all holds but the
+    policy's allow. The policy's hold moves with it, and its rules stay as they are. The result is since. Int
+    times only."""
+
+    frontier: Antichain
+
+    def __call__(self, state: State | None, context: Context) -> Commit | Keep:
+        state = live(state)
+        target = self.frontier.meet(predecessor(state.upper))
+        moved = {at: record.replace(hold=record.hold.join(target)) for at, record in state.retention.items()}
+        gone = overdue(state, context, {}).get("readers", ())
+        since = state.since.join(meet_of_holds(state, gone, {"retention": moved}).meet(target))
+        if since == state.since and moved == state.retention:
+            return Keep(result=since)
+        return commit(state, context, result=since, since=since, retention=moved)
 
 
 def _target(

@@ -8,19 +8,19 @@ from collections.abc import Iterator
 from aiopersist.errors import Corruption
 from aiopersist.state.diff import check_format, format_of, not_understood, without_spent
 from aiopersist.state.ids import PAGE, Ids
-from aiopersist.state.model import FORMAT, FORMAT_OF_CLOCKS, FORMAT_OF_IDS, State, TransactionRecord
-from aiopersist.state.once import OnceIds, packed, unpacked
-from aiopersist.state.record import Record
+from aiopersist.state.model import FORMAT_OF_IDS, State, TransactionRecord
+from aiopersist.state.once import NO_IDS, OnceIds, packed, unpacked
+from aiopersist.state.record import Record, decoder, encode
 
 
-class RollupFile(Record):
+class RollupFile(Record, frozen=True, kw_only=True):
     """The first line of a rollup."""
 
     format: int
     state: State
 
 
-class _Page(Record):
+class _Page(Record, frozen=True, kw_only=True):
     """A further line: some of the ids. To build or read a page takes a millisecond, during which a worker
     thread holds the interpreter's lock; a million ids in one piece would hold it for a second."""
 
@@ -31,38 +31,26 @@ class _Page(Record):
 
 def encode_rollup(state: State) -> bytes:
     """The state as compressed JSON: a line `{"format": 1, "state": {...}}`. Where there are many ids, they
-    follow as lines of their own."""
+    follow as lines of their own. A field that a later format brought has its default, and is not written:
+    older releases read the rollup."""
     number = format_of(state)
     if not state.spent and not state.once and len(state.transactions) <= PAGE:
-        file, left_out = RollupFile.of(format=number, state=state), {"spent", "once"} | _later(number)
-        lines = [file.model_dump_json(exclude={"state": left_out}).encode()]
+        lines = [encode(RollupFile(format=number, state=state.replace(once=NO_IDS)))]
     else:
         rest = state.replace(transactions=Ids(), spent={}, once=OnceIds(ever=state.once.ever))
         number = max(number, FORMAT_OF_IDS)
-        file = RollupFile.of(format=number, state=rest)
-        first = file.model_dump_json(exclude={"state": _later(number)})
-        lines = [first.encode(), *map(_line, _pages(state))]
+        lines = [encode(RollupFile(format=number, state=rest)), *map(encode, _pages(state))]
     rollup = gzip.compress(b"\n".join(lines), 1, mtime=0)
-    hashes = b"".join(b"\n" + _line(_Page.of(once=[page])) for page in packed(state.once))
+    hashes = b"".join(b"\n" + encode(_Page(once=[page])) for page in packed(state.once))
     return rollup + gzip.compress(hashes, 0, mtime=0) if hashes else rollup  # hashes do not compress
-
-
-def _later(number: int) -> set[str]:
-    """The fields of a state that formats up to `number` do not have."""
-    clocks = set() if number >= FORMAT_OF_CLOCKS else {"once", "clock", "table"}
-    return clocks if number >= FORMAT else {*clocks, "subscriptions"}
 
 
 def _pages(state: State) -> Iterator[_Page]:
     for transactions in Ids.of(state.transactions).pages():
-        yield _Page.of(transactions=transactions)
+        yield _Page(transactions=transactions)
     for writer, ids in state.spent.items():
         for page in ids.pages():
-            yield _Page.of(spent={writer: list(page)})
-
-
-def _line(record: Record) -> bytes:
-    return record.model_dump_json(exclude_unset=isinstance(record, _Page)).encode()
+            yield _Page(spent={writer: list(page)})
 
 
 def decode_rollup(data: bytes, checksum: str) -> State:
@@ -71,10 +59,10 @@ def decode_rollup(data: bytes, checksum: str) -> State:
         raise Corruption("a rollup's bytes do not have the checksum that the state names")
     try:
         first, *rest = gzip.decompress(data).split(b"\n")
-        found = RollupFile.model_validate_json(first)
+        found = decoder(RollupFile)(first)
         check_format("a rollup", found.format)
-        return _with_pages(found.state, map(_Page.model_validate_json, rest))
-    except (ValueError, OSError, EOFError, zlib.error) as e:
+        return _with_pages(found.state, map(decoder(_Page), rest))
+    except (ValueError, RecursionError, OSError, EOFError, zlib.error) as e:
         raise not_understood("a rollup", data, e) from e
 
 

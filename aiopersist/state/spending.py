@@ -1,14 +1,13 @@
 """Staged batches: each is appended, or deleted, once."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from aiopersist.errors import AlreadyAppended, BatchExpired
 from aiopersist.state.command import Commit, Context, Keep, commit, live
 from aiopersist.state.model import State
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
+class Staged(Struct, frozen=True):
     """A staged batch, as the append that consumes it names it."""
 
     writer: str
@@ -44,8 +43,7 @@ def spending(staged: tuple[Staged, ...]) -> dict[str, list[str]]:
     return ids
 
 
-@dataclass(frozen=True, slots=True)
-class Spend:
+class Spend(Struct, frozen=True):
     """Make sure that no process appends these batches any more, so that their blobs can be deleted. The
     result is the ids of the batches that were not appended or spent before."""
 

@@ -24,9 +24,10 @@ After differential dataflow's `spine_fueled.rs` (McSherry), which this follows i
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
+
+from msgspec import Struct
 
 from aiopersist.state.model import Level, SpineBatch, State
 
@@ -38,18 +39,13 @@ def level_of(length: int) -> int:
     return max(length - 1, 0).bit_length()
 
 
-@dataclass
-class Spine:
+class Spine(Struct, eq=False):
     """A working copy of the levels; `levels` and `fuel` are what the state keeps."""
 
     levels: dict[int, Level]
     fuel: int
-    finished: list[SpineBatch] = field(default_factory=list)
+    finished: list[SpineBatch] = []
     """The results of merges: each must be compacted to one batch."""
-
-    @classmethod
-    def of(cls, levels: Mapping[int, Level], fuel: int) -> "Spine":
-        return cls(dict(levels), fuel)
 
     def insert(self, ordinal: int, length: int) -> None:
         """Insert the newest hollow batch, of that ordinal, with `length` updates."""
@@ -60,7 +56,7 @@ class Spine:
             if due is not None and due <= self.fuel:
                 self._enter(at + 1, self._complete(at))
         self._roll_up(level)
-        self._enter(level, SpineBatch.of(first=ordinal, last=ordinal, len=length))
+        self._enter(level, SpineBatch(first=ordinal, last=ordinal, len=length))
         self._settle_down()
 
     def replace(self, first: int, last: int, before: int, after: int) -> None:
@@ -71,7 +67,7 @@ class Spine:
         whole = [batch for level in sorted(touched, reverse=True) for batch in self.levels.pop(level).batches]
         length = sum(batch.len for batch in whole) - before + after
         end = first if whole[-1].last == last else whole[-1].last
-        merged = SpineBatch.of(first=whole[0].first, last=end, len=length)
+        merged = SpineBatch(first=whole[0].first, last=end, len=length)
         self._enter(at if length <= 1 << at else at + 1, merged)
         self._settle_down()
 
@@ -89,10 +85,10 @@ class Spine:
             self._enter(at + 1, self._complete(at))
             found = None
         if found is None:
-            self.levels[at] = Level.of(batches=(batch,))
+            self.levels[at] = Level(batches=(batch,))
             return
         (older,) = found.batches
-        self.levels[at] = Level.of(batches=(older, batch), due=self.fuel + older.len + batch.len)
+        self.levels[at] = Level(batches=(older, batch), due=self.fuel + older.len + batch.len)
 
     def _complete(self, at: int) -> SpineBatch:
         """Take the batches out of the level, as one."""
@@ -100,7 +96,7 @@ class Spine:
         if len(found) == 1:
             return found[0]
         older, newer = found
-        merged = SpineBatch.of(first=older.first, last=newer.last, len=older.len + newer.len)
+        merged = SpineBatch(first=older.first, last=newer.last, len=older.len + newer.len)
         self.finished.append(merged)
         return merged
 
@@ -134,17 +130,17 @@ class Spine:
                 return
             (older,), (newer,) = self.levels.pop(top).batches, below.batches
             due = self.fuel + older.len + newer.len
-            self.levels[top - 1] = Level.of(batches=(older, newer), due=due)
+            self.levels[top - 1] = Level(batches=(older, newer), due=due)
 
 
 def spine_of(state: State) -> Spine:
     """The spine of `state`. The batches of a state that was written before there were spines count as one."""
     if state.levels or not state.batches:
-        return Spine.of(state.levels, state.fuel)
+        return Spine(dict(state.levels), state.fuel)
     length = sum(batch.len for batch in state.batches.values())
     first, last = next(iter(state.batches)), next(reversed(state.batches))
-    whole = SpineBatch.of(first=first, last=last, len=length)
-    return Spine({level_of(length): Level.of(batches=(whole,))}, state.fuel)
+    whole = SpineBatch(first=first, last=last, len=length)
+    return Spine({level_of(length): Level(batches=(whole,))}, state.fuel)
 
 
 def changed_levels(state: State, spine: Spine) -> dict[str, Any]:
@@ -155,7 +151,7 @@ def changed_levels(state: State, spine: Spine) -> dict[str, Any]:
 
 def dropped_levels(state: State, spine: Spine) -> tuple[int, ...]:
     """The levels to drop with `changed_levels`."""
-    return tuple(at for at in state.levels if at not in spine.levels)
+    return tuple([at for at in state.levels if at not in spine.levels])
 
 
 def _touches(level: Level, first: int, last: int) -> bool:
@@ -164,7 +160,7 @@ def _touches(level: Level, first: int, last: int) -> bool:
 
 def is_contiguous(levels: Mapping[int, Level], ordinals: list[int]) -> bool:
     """Whether the spine batches cover the ordinals, each once and in order, at most two in a level."""
-    found = list(Spine.of(levels, 0).batches())
+    found = list(Spine(dict(levels), 0).batches())
     if not ordinals:
         return not found
     follow = dict(pairwise(ordinals))

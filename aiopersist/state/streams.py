@@ -13,14 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TypeVar
 
-from pydantic import Field
-
 from aiopersist.state.record import HollowPart, Record
 
 B = TypeVar("B", "UnsealedBatch", "TraceBatch")
 
 
-class UnsealedBatch(Record):
+class UnsealedBatch(Record, frozen=True, kw_only=True):
     """Updates in the order in which they came, of the commands with seqnos `n` in
     `seqno_lower < n <= seqno_upper`."""
 
@@ -32,7 +30,7 @@ class UnsealedBatch(Record):
     parts: tuple[HollowPart, ...]
 
 
-class TraceBatch(Record):
+class TraceBatch(Record, frozen=True, kw_only=True):
     """All updates at times in `[lower, upper)`, sorted and consolidated, times advanced to `since`. So times
     may reach or pass `upper` where since does."""
 
@@ -45,7 +43,7 @@ class TraceBatch(Record):
     parts: tuple[HollowPart, ...] = ()
 
 
-class Arrangement(Record):
+class Arrangement(Record, frozen=True, kw_only=True):
     """One stream's data. Logically the trace has all updates before `seal`; physically those before the
     trace's upper."""
 
@@ -55,8 +53,8 @@ class Arrangement(Record):
     """History before it is forgotten: every read advances times to it. It may be beyond `seal`."""
     seqno: int = 0
     """Where the next unsealed batch begins."""
-    unsealed: dict[int, UnsealedBatch] = Field(default_factory=dict)
-    trace: dict[int, TraceBatch] = Field(default_factory=dict)
+    unsealed: dict[int, UnsealedBatch] = {}
+    trace: dict[int, TraceBatch] = {}
     """Oldest first, contiguous from 0."""
 
     @property
@@ -70,20 +68,20 @@ class Arrangement(Record):
         return _parts_of(self.unsealed.values(), self.trace.values())
 
 
-class Rearrangement(Record):
+class Rearrangement(Record, frozen=True, kw_only=True):
     """The changes of an arrangement: the values that they set, and the keys that they drop. Unset fields
     stay."""
 
     seal: int | None = None
     since: int | None = None
     seqno: int | None = None
-    unsealed: dict[int, UnsealedBatch] = Field(default_factory=dict)
-    trace: dict[int, TraceBatch] = Field(default_factory=dict)
+    unsealed: dict[int, UnsealedBatch] = {}
+    trace: dict[int, TraceBatch] = {}
     drop_unsealed: tuple[int, ...] = ()
     drop_trace: tuple[int, ...] = ()
 
 
-class Streams(Record):
+class Streams(Record, frozen=True, kw_only=True):
     """All streams of an `Indexed`."""
 
     owner: str
@@ -92,24 +90,24 @@ class Streams(Record):
     """Rises with every change of an owner: proves, after a lost answer, that the change happened."""
     seqno: int = 0
     """The number of the last command."""
-    names: dict[str, int] = Field(default_factory=dict)
+    names: dict[str, int] = {}
     """The existing streams, with the ids of their schemas."""
     destroyed: frozenset[str] = frozenset()
     """Names that no stream ever has again."""
-    arrangements: dict[str, Arrangement] = Field(default_factory=dict)
+    arrangements: dict[str, Arrangement] = {}
 
 
-class StreamsChanges(Record):
+class StreamsChanges(Record, frozen=True, kw_only=True):
     """The changes of the streams."""
 
     owner: str | None = None
     revision: int | None = None
     seqno: int | None = None
-    names: dict[str, int] = Field(default_factory=dict)
+    names: dict[str, int] = {}
     """New streams, with the ids of their schemas."""
     destroyed: tuple[str, ...] = ()
     """Streams that are destroyed, with their data."""
-    arrangements: dict[str, Rearrangement] = Field(default_factory=dict)
+    arrangements: dict[str, Rearrangement] = {}
 
 
 def rearranged(changes: Rearrangement, arrangement: Arrangement) -> Arrangement:
@@ -147,7 +145,7 @@ def difference(before: Arrangement, after: Arrangement) -> Rearrangement | None:
         **_map_difference("unsealed", before.unsealed, after.unsealed),
         **_map_difference("trace", before.trace, after.trace),
     }
-    return Rearrangement.of(**changes) if changes else None
+    return Rearrangement(**changes) if changes else None
 
 
 def _map_difference(

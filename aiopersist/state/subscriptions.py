@@ -11,10 +11,11 @@ stay so. They can be told by any state that this process knows.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from aiopersist.errors import (
     Error,
@@ -27,7 +28,7 @@ from aiopersist.errors import (
 )
 from aiopersist.frontier import Antichain, last_before, minimum
 from aiopersist.state.command import Commit, Context, Keep, commit, live
-from aiopersist.state.model import State
+from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.position import Position, SubscriptionRecord, WithinContents, key_of
 
 
@@ -48,8 +49,7 @@ class Ack(NamedTuple):
     position: Position
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSubscription:
+class OpenSubscription(Struct, frozen=True):
     """Take over the subscription, or create it. The result is its record."""
 
     name: str
@@ -80,18 +80,18 @@ class OpenSubscription:
                 return Keep(error=SinceViolation(position.as_of, found.position.hold))
         if not state.since <= position.hold:
             return Keep(error=SinceViolation(position.as_of, state.since))
-        record = SubscriptionRecord(
-            name=self.name,
-            share=self.share,
-            position=position,
-            owner=self.owner,
-            heartbeat=context.now,
-            lease_s=self.lease_s,
-            last_ack=None if found is None else found.last_ack,
-            expire_after_s=self.expire_after_s,
-        )
-        known = None if found is None else found.waits_since
-        record = record.replace(waits_since=_waits_since(record, known, state, context.now))
+        opened: dict[str, Any] = {
+            "position": position,
+            "owner": self.owner,
+            "heartbeat": context.now,
+            "lease_s": self.lease_s,
+            "expire_after_s": self.expire_after_s,
+        }
+        if found is None:
+            record = SubscriptionRecord(name=self.name, share=self.share, **opened)
+        else:
+            record = found.replace(**opened, token="")
+        record = record.replace(waits_since=_waits_since(record, found, state, context.now))
         gone = tuple(at for at in over if not _divides_alike(state.subscriptions[at], self.share))
         drop = {"subscriptions": gone}
         return commit(state, context, result=record, drop=drop, subscriptions={key: record})
@@ -118,8 +118,7 @@ class OpenSubscription:
         return True if found is not None and found.owner == self.owner else None
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledge:
+class Acknowledge(Struct, frozen=True):
     """Move positions forward. With `is_strict` a position that is passed already is refused (`CONSUMED`), so
     that what shares the commit is not written twice; else it is no change."""
 
@@ -161,7 +160,7 @@ def acknowledged(
                 return consumed(ack.key)
             continue
         record = found.replace(position=ack.position, token=token, last_ack=now, heartbeat=now)
-        moved[ack.key] = record.replace(waits_since=_waits_since(record, record.waits_since, state, now))
+        moved[ack.key] = record.replace(waits_since=_waits_since(record, found, state, now))
     return moved
 
 
@@ -184,12 +183,20 @@ def consumed(key: str) -> InvalidUsage:
     return InvalidUsage(UsageKind.CONSUMED, f"subscription {key!r} has acknowledged this step already")
 
 
+def skipped(key: str) -> InvalidUsage:
+    """The refusal of a position that the acknowledgement of a later step has passed."""
+    text = (
+        f"subscription {key!r} has acknowledged a later step: this one counts as done, though nothing shows "
+        "that its own commit happened"
+    )
+    return InvalidUsage(UsageKind.SKIPPED, text)
+
+
 def _expired(name: str) -> SubscriptionExpired:
     return SubscriptionExpired(f"subscription {name!r} has given up its position: say where it begins anew")
 
 
-@dataclass(frozen=True, slots=True)
-class BeatSubscription:
+class BeatSubscription(Struct, frozen=True):
     """Renew the heartbeat of the owner."""
 
     key: str
@@ -204,8 +211,7 @@ class BeatSubscription:
         return commit(state, context, subscriptions={self.key: record})
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveSubscription:
+class LeaveSubscription(Struct, frozen=True):
     """Acknowledge for the last time, and give up the ownership; nothing if that is lost already."""
 
     ack: Ack
@@ -222,8 +228,7 @@ class LeaveSubscription:
         return commit(state, context, subscriptions={self.ack.key: record.replace(owner=None)})
 
 
-@dataclass(frozen=True, slots=True)
-class DropSubscription:
+class DropSubscription(Struct, frozen=True):
     """End the subscription of that name, all its shares. The result is whether there was one."""
 
     name: str
@@ -247,19 +252,28 @@ def has_expired(record: SubscriptionRecord, now: float) -> bool:
 
 def is_passed(state: State, position: Position) -> bool:
     """Whether no update can be beyond the position, by the descriptions of batches."""
+    return not any(batch.parts for batch in batches_beyond(state, position))
+
+
+def batches_beyond(state: State, position: Position) -> list[HollowBatch]:
+    """The batches that may have updates beyond the position, or contents that it has not passed."""
     if position.contents is not None:
-        return False
-    newest_first = takewhile(
-        lambda batch: not batch.upper <= position.frontier, reversed(state.batches.values())
-    )
-    return not any(batch.parts for batch in newest_first)
+        return list(state.batches.values())
+    newest_first = reversed(state.batches.values())
+    return list(takewhile(lambda batch: not batch.upper <= position.frontier, newest_first))
 
 
-def _waits_since(record: SubscriptionRecord, known: float | None, state: State, now: float) -> float | None:
-    """Since when something waits for it, which it was known to do since `known`."""
-    if record.expire_after_s is None or is_passed(state, record.position):
+def _waits_since(
+    record: SubscriptionRecord, before: SubscriptionRecord | None, state: State, now: float
+) -> float | None:
+    """Since when something waits for it, which was `before`. Appends tell that while it stands: a compaction
+    by an earlier version of the library may have made one batch of what it has passed and what is empty."""
+    if record.expire_after_s is None:
         return None
-    return now if known is None else known
+    if before is not None and before.expire_after_s is not None and before.position == record.position:
+        return before.waits_since
+    known = None if before is None else before.waits_since
+    return None if is_passed(state, record.position) else now if known is None else known
 
 
 def with_new_updates(

@@ -7,49 +7,50 @@ named and is not live any more is dropped for good.
 
 from collections.abc import Iterable, Iterator
 
-from pydantic import BaseModel, Field, ValidationError
+from msgspec import Struct
 
 from aiopersist.errors import Corruption
 from aiopersist.state.diff import RollupName, check_format, not_understood
 from aiopersist.state.model import State
 from aiopersist.state.names import BatchPath, batches_of, keys_of
+from aiopersist.state.record import decoder
 from aiopersist.state.seal import check_seal
 
 
-class _PartNames(BaseModel):
+class _PartNames(Struct):
     key: str | None = None
 
 
-class _BatchNames(BaseModel):
+class _BatchNames(Struct):
     parts: tuple[_PartNames, ...] = ()
 
 
-class _RollupNames(BaseModel):
+class _RollupNames(Struct):
     key: str
     checksum: str
 
 
-class _DropNames(BaseModel):
+class _DropNames(Struct, frozen=True):
     batches: tuple[int, ...] = ()
 
 
-class _ArrangementNames(BaseModel):
-    unsealed: dict[int, _BatchNames] = Field(default_factory=dict)
-    trace: dict[int, _BatchNames] = Field(default_factory=dict)
+class _ArrangementNames(Struct):
+    unsealed: dict[int, _BatchNames] = {}
+    trace: dict[int, _BatchNames] = {}
     drop_unsealed: tuple[int, ...] = ()
     drop_trace: tuple[int, ...] = ()
 
 
-class _StreamsNames(BaseModel):
+class _StreamsNames(Struct, frozen=True):
     destroyed: tuple[str, ...] = ()
-    arrangements: dict[str, _ArrangementNames] = Field(default_factory=dict)
+    arrangements: dict[str, _ArrangementNames] = {}
 
 
-class _ChangesNames(BaseModel):
-    batches: dict[int, _BatchNames] = Field(default_factory=dict)
-    rollups: dict[int, _RollupNames] = Field(default_factory=dict)
-    streams: _StreamsNames = Field(default_factory=_StreamsNames)
-    drop: _DropNames = Field(default_factory=_DropNames)
+class _ChangesNames(Struct):
+    batches: dict[int, _BatchNames] = {}
+    rollups: dict[int, _RollupNames] = {}
+    streams: _StreamsNames = _StreamsNames()
+    drop: _DropNames = _DropNames()
 
     def set_batches(self) -> Iterator[tuple[BatchPath, _BatchNames]]:
         """The batches that are set, by path."""
@@ -66,7 +67,7 @@ class _ChangesNames(BaseModel):
             yield from ((name, "trace", at) for at in changes.drop_trace)
 
 
-class Names(BaseModel):
+class Names(Struct):
     """The part of a version that is about blobs. The other fields of the diff are skipped."""
 
     format: int
@@ -80,8 +81,8 @@ class Names(BaseModel):
 def decode_names(data: bytes, shard: str) -> Names:
     """`Corruption` as `decode_version` raises it: what a damaged version does not name would be deleted."""
     try:
-        names = Names.model_validate_json(data)
-    except ValidationError as error:
+        names: Names = decoder(Names)(data)
+    except (ValueError, RecursionError) as error:
         raise not_understood("a diff of the state", data, error) from error
     check_format("a diff of the state", names.format)
     check_seal(data, names.commit, shard)

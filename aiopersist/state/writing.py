@@ -1,10 +1,11 @@
 """Commands of writers: registrations and appends."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf
 from types import MappingProxyType
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from aiopersist.errors import (
     BatchExpired,
@@ -27,8 +28,7 @@ from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 from aiopersist.state.subscriptions import Ack, acknowledged, with_new_updates
 
 
-@dataclass(frozen=True, slots=True)
-class RegisterWriter:
+class RegisterWriter(Struct, frozen=True):
     """Register a fresh writer id: versions may name blobs of this writer from now on."""
 
     writer: str
@@ -44,8 +44,7 @@ class RegisterWriter:
         return True if self.writer in state.writers else None
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatWriter:
+class HeartbeatWriter(Struct, frozen=True):
     """Renew the lease of the writer. Always a commit."""
 
     writer: str
@@ -57,8 +56,7 @@ class HeartbeatWriter:
         return commit(state, context, writers={self.writer: renewed(state, self.writer, context)})
 
 
-@dataclass(frozen=True, slots=True)
-class Occupy:
+class Occupy(Struct, frozen=True):
     """Take the next version with a heartbeat, or with nothing, so that a statement still on its way to that
     version can never take it: this settles a cancelled append."""
 
@@ -72,8 +70,7 @@ class Occupy:
         return commit(state, context, writers={self.writer: renewed(state, self.writer, context)})
 
 
-@dataclass(frozen=True, slots=True)
-class CloseTo:
+class CloseTo(Struct, frozen=True):
     """Move the upper to `upper`, unless it is there: nothing was written until then."""
 
     upper: Antichain
@@ -90,8 +87,7 @@ class CloseTo:
         return self.upper <= state.upper
 
 
-@dataclass(frozen=True, slots=True)
-class ExpireWriter:
+class ExpireWriter(Struct, frozen=True):
     """End a registration: batches staged under it can no longer be appended."""
 
     writer: str
@@ -99,12 +95,12 @@ class ExpireWriter:
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         if state is None or self.writer not in state.writers:
             return Keep()
-        drop = {"writers": (self.writer,), "claims": claims_of(state, (self.writer,))}
+        claims = claims_of(state, (self.writer,))
+        drop: dict[str, tuple[int | str, ...]] = {"writers": (self.writer,), "claims": claims}
         return Commit(Changes(drop={name: keys for name, keys in drop.items() if keys}))
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(Struct, frozen=True):
     """The result of an append: whether it wrote, and the shard's upper after it."""
 
     upper: Antichain
@@ -133,8 +129,7 @@ class RepeatedMark(Error):
     """An id or a number of the append is recorded already."""
 
 
-@dataclass(frozen=True, slots=True)
-class AppendHollow:
+class AppendHollow(Struct, frozen=True):
     """Append `batch` at its own bounds; without parts it only moves the upper.
 
     `replica`: the same definite data may come from other writers, too. A truncation drops the updates that
@@ -154,8 +149,9 @@ class AppendHollow:
     once: Once = UNMARKED
     ahead_max_s: float = inf
     """How far beyond now the append may move the upper of a shard with a wall clock."""
-    is_strict: bool = False
-    """Whether a repeat is refused (`RepeatedMark`), so that what shares the commit is not written either."""
+    is_of_a_table: bool = False
+    """Whether a group commit of tables, or a large put, made it. Then a repeat is refused (`RepeatedMark`),
+    so that what shares the commit is not written either."""
     acks: tuple[Ack, ...] = ()
     """Positions of subscriptions to this shard that move in the same commit. One that is passed already is
     refused: what the append has was written then."""
@@ -163,12 +159,12 @@ class AppendHollow:
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
         if (repeat := repeat_of(state, context.now, self)) is not None:
-            error = RepeatedMark("it was done before") if self.is_strict else None
+            error = RepeatedMark("it was done before") if self.is_of_a_table else None
             return Keep(result=repeat, error=error)
-        moved = acknowledged(state, self.acks, context.now, self.token, is_strict=True)
+        moved = acknowledged(state, self.acks, context.now, self.token, is_strict=True) if self.acks else {}
         if isinstance(moved, Error):
             return Keep(error=moved)
-        if refusal := spent(state, self.staged):
+        if self.staged and (refusal := spent(state, self.staged)):
             return Keep(error=refusal)
         lower = self.batch.lower
         if self.replica and self.batch.upper <= state.upper:
@@ -183,8 +179,7 @@ class AppendHollow:
         return token_is_there(state, self.writer, self.token)
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(Struct, frozen=True):
     """Append `batch`, all of it at one time: the shard's upper, or now, if its clock is a wall clock. Int
     times only."""
 
@@ -226,6 +221,8 @@ class Marked(Protocol):
 
 def repeat_of(state: State, now: float, call: Marked) -> Appended | None:
     """The result of a call that was done before, by its number or id; else `None`."""
+    if not call.transactions and not call.once.hashes:
+        return None
     repeats, done_at = repeated(state, call.transactions), call.once.done_at(state.once, now)
     if not repeats and done_at is None:
         return None
@@ -244,12 +241,12 @@ def _is_ahead(state: State, now: float, command: AppendHollow | Write) -> Invali
     """The refusal to move the upper of a wall clock far beyond now: the times would infect each shard that
     shares a commit with this one. One time more is no refusal: where the clock was wrong, and the upper is
     far ahead already, appends go on."""
-    if not state.is_wall or isinstance(command, Write):
+    if isinstance(command, Write) or command.ahead_max_s == inf:
         return None
     upper, known = int_time(command.batch.upper), int_time(state.upper)
     if upper is None or known is None or upper <= known + 1:
         return None
-    if upper - micros(now) <= command.ahead_max_s * 1e6:  # which may be infinite
+    if upper - micros(now) <= command.ahead_max_s * 1e6:
         return None
     text = f"upper {upper} is more than {command.ahead_max_s:g} s beyond the clock, which is at {micros(now)}"
     return InvalidUsage(UsageKind.INVALID_CLOCK, text, upper=upper, now=now)
@@ -273,7 +270,9 @@ def _append(
         return Keep(error=PartsExpired(f"writers {sorted(unregistered)} are no longer registered"))
     if command.writer not in state.writers:
         return Keep(error=LeaseExpired(f"writer {command.writer} is no longer registered"))
-    if refusal := _too_many(state, command) or _is_ahead(state, context.now, command):
+    if command.transactions and (refusal := too_many(state, command.transactions, command.transactions_max)):
+        return Keep(error=refusal)
+    if state.is_wall and (refusal := _is_ahead(state, context.now, command)):
         return Keep(error=refusal)
     inline = batch.inline_bytes
     if inline and state.inline_bytes + inline >= command.inline_bytes_max:
@@ -283,14 +282,16 @@ def _append(
     writers[command.writer] = record.replace(heartbeat=context.now, token=command.token, upper=batch.upper)
     numbers = {a: TransactionRecord(number=n, at=context.now) for a, n in command.transactions.items()}
     is_marked = bool(command.once.hashes)  # then times are ints
-    consumers = with_new_updates(state, moved, context.now) if batch.parts else dict(moved)
+    consumers = dict(moved)
+    if batch.parts and state.subscriptions:
+        consumers = with_new_updates(state, moved, context.now)
     return commit(
         state,
         context,
         result=Appended(batch.upper, wrote=True),
         upper=batch.upper,
         writers=writers,
-        spent=spending(staged),
+        spent=spending(staged) if staged else {},
         transactions=numbers,
         once=command.once.changes(context.now, last_complete(batch.upper)) if is_marked else {},
         subscriptions=consumers,
@@ -303,15 +304,16 @@ def new_apps(state: State, transactions: Mapping[str, int]) -> list[str]:
     return [app for app in transactions if app not in state.transactions]
 
 
-def _too_many(state: State, command: AppendHollow | Write) -> InvalidUsage | None:
-    new = new_apps(state, command.transactions)
-    if not new or len(state.transactions) + len(new) <= command.transactions_max:
+def too_many(state: State, transactions: Mapping[str, int], most: float) -> InvalidUsage | None:
+    """The refusal to remember more applications than `most`."""
+    new = new_apps(state, transactions)
+    if not new or len(state.transactions) + len(new) <= most:
         return None
     text = (
         f"the shard remembers {len(state.transactions)} applications of txn=, and {shown(new[0])} is new: "
         "use one id for each producer that counts, or raise txn_ids_max"
     )
-    return InvalidUsage(UsageKind.INVALID_TXN, text, txn=(new[0], command.transactions[new[0]]))
+    return InvalidUsage(UsageKind.INVALID_TXN, text, txn=(new[0], transactions[new[0]]))
 
 
 def repeated(state: State, transactions: Mapping[str, int]) -> frozenset[str]:
@@ -329,7 +331,7 @@ def token_is_there(state: State, writer: str, token: str) -> bool | None:
 
 def truncate(batch: HollowBatch, lower: Antichain) -> HollowBatch:
     """`batch` from `lower` on. Its parts are marked: they may have updates outside of its bounds."""
-    if lower == batch.lower:
+    if lower is batch.lower or lower == batch.lower:
         return batch
     parts = tuple(part.replace(truncated=(lower, batch.upper)) for part in batch.parts)
     return batch.replace(lower=lower, parts=parts)

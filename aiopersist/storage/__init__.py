@@ -14,6 +14,7 @@
 | `urls`, `address`, `keys`         | which URL opens which store; which keys are legal                    |
 | `identity`                        | the check that two stores belong to one location                     |
 | `watch`, `waiters`                | many keys in one wait for hints; the waiting tasks of this process   |
+| `wishes`                          | who wishes to commit first, as the handle of a store has heard       |
 | `folders`, `stall`                | folders that survive a power failure; a log line for a long wait     |
 
 A *hint* says that a key may have moved; reading is the truth. Each store maps the errors of its driver to

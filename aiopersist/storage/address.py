@@ -28,7 +28,12 @@ PORT_MAX = 65535
 _PATHS = {"file", "mem", "sqlite"}  # URLs of files have no user: `:` and `@` are parts of names
 _USER_IS_PUBLIC = {"postgres", "postgresql"}  # the user of another scheme may be a key or a token
 # The value of another option may be a secret.
-_PUBLIC_OPTIONS = {"account", "cache", "cache_bytes", "endpoint", "fsync", "poll_s", "region", "schema"}
+_PUBLIC_OPTIONS = {
+    "account", "cache", "cache_bytes", "endpoint", "fsync", "poll_s", "region", "schema",
+    "application_name", "channel_binding", "connect_timeout", "connections", "fallback_application_name",
+    "gssencmode", "idle_connections", "keepalives", "keepalives_count", "keepalives_idle",
+    "keepalives_interval", "pgbouncer", "sslmode", "sslrootcert", "target_session_attrs", "tcp_user_timeout",
+}  # fmt: skip
 _ESCAPES = "in a user, a password or an option write / as %2F, ? as %3F, @ as %40, & as %26"
 
 

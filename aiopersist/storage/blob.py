@@ -3,6 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 
+from aiopersist.errors import StorageUnavailable
+
+
+class NotDeleted(StorageUnavailable):
+    """These `keys` are still there, and waiting does not help; the others were deleted."""
+
+    def __init__(self, message: str, keys: Sequence[str]) -> None:
+        super().__init__(message, retry=False)
+        self.keys = tuple(keys)
+
 
 class Blob(ABC):
     """Bytes under keys. The library never reuses a key, so a value never changes once it is there.
@@ -33,8 +43,8 @@ class Blob(ABC):
 
     @abstractmethod
     async def delete(self, keys: Sequence[str]) -> None:
-        """Delete these keys; absent ones are fine. If it fails, some may be deleted. Repeating it is
-        harmless."""
+        """Delete these keys; absent ones are fine. If it fails, some may be deleted; after `NotDeleted` all
+        but those that it names. Repeating it is harmless."""
 
     @abstractmethod
     def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:

@@ -1,7 +1,7 @@
 """The contract of a consensus store: per key a contiguous log of versions under compare-and-set."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -26,6 +26,16 @@ class Entry(NamedTuple):
     key: str
     expected: int | None
     data: bytes
+
+    @property
+    def seqno(self) -> int:
+        """The version that it writes."""
+        return 0 if self.expected is None else self.expected + 1
+
+
+def seqnos_of(entries: Iterable[Entry]) -> dict[str, int]:
+    """The versions that they write, by key."""
+    return {entry.key: entry.seqno for entry in entries}
 
 
 class Consensus(ABC):
@@ -80,6 +90,27 @@ class Consensus(ABC):
         """Write all entries or none, at one moment, and answer as `compare_and_set`; the keys differ; no
         entries are a success. A store that cannot do so raises `Unsupported` and writes nothing."""
 
+    def newer(self, key: str) -> Versioned | None:
+        """Return, once, the head to which the last compare-and-set of this handle has lost `key`. No request:
+        it came with the answer. `None` if it is not known: then a read tells. This default knows none."""
+        return None
+
+    async def wish(self, keys: Sequence[str], who: str, for_s: float, waited_s: float) -> None:
+        """Ask all but `who` to commit nothing to these keys for so long from now: `who`, a word of letters
+        and digits, has lost races for them since `waited_s` ago. It takes the place of its wish before; 0
+        withdraws that.
+
+        A store keeps wishes beside the versions, for as long as they last, and shows those of a key in the
+        answer to each compare-and-set of it: `stand_back_s` tells, without a request. They decide nothing:
+        they may be lost, and no compare-and-set fails because of one. This default keeps none: then a client
+        that is far from the store may wait for as long as one that is near has work."""
+        return
+
+    def stand_back_s(self, key: str, who: str, waited_s: float) -> float:
+        """Return for how long from now others that have waited for longer than that wish that `who` commits
+        nothing to `key`, as far as the answers to compare-and-sets of this handle have told. No request."""
+        return 0.0
+
     @abstractmethod
     async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
         """Return the versions with seqno `>= from_seqno` in ascending order, at most `limit`."""
@@ -96,6 +127,13 @@ class Consensus(ABC):
         """Drop the versions `< seqno` and return how many this call dropped; the head always stays.
         `ValueError` if `seqno` is beyond the head or the key has no version. Repeating it is harmless."""
 
+    async def leftovers(self, key: str) -> list[Versioned]:
+        """Return the versions of the key that no `scan` shows any more and of which the store still has the
+        data: a truncation that broke off has left them, or what lies beside a newer version. They are true,
+        or were never the head; in any order, perhaps several times. Whoever erases data asks for them. This
+        default is for stores whose `truncate` deletes data at once."""
+        return []
+
     async def remove(self, key: str, expected: Versioned) -> bool:
         """Delete the key with all its versions if and only if `expected` is the head, seqno and data. Return
         `True` if the key has no version now, also if it had none before; `False` says that a head was read
@@ -105,6 +143,12 @@ class Consensus(ABC):
 
         A store that removes no keys raises `Unsupported`, as this default does: unused keys stay."""
         raise Unsupported("this consensus store removes no keys: unused ones stay")
+
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether unused keys stay for ever, since `remove` raises `Unsupported`, and no seqno of a key comes
+        again. Then those that do are remembered, and not read whenever keys are listed."""
+        return False
 
     @abstractmethod
     async def list_keys(self, prefix: str) -> list[str]:
@@ -134,6 +178,11 @@ class Consensus(ABC):
     def clock_error_s(self) -> float:
         """By how much `clock` may be wrong, the time of its answer left out: half of its grain."""
         return 0.0
+
+    def limit_clock(self, ahead_max_s: float) -> None:
+        """Believe no step of the clock that would move times by more, unless the clock of this machine says
+        the same. This default is for stores whose clock nobody else can set."""
+        return
 
     async def check(self) -> None:
         """Raise `InvalidLocation` if the store turns out not to keep this contract. A client that may write

@@ -4,7 +4,8 @@
 
 The processes of a machine may share a folder. A file appears whole, by a rename; its checksum is over its own
 name, too, so neither a crash nor a disk can pass something else for it. Nothing is fsynced: what is missing,
-damaged or cannot be read is fetched. Nor does a failure to write hurt: the cache then pauses.
+damaged or cannot be read is fetched. Nor does a failure to write hurt: the cache then pauses. What is kept
+of a blob is for its user alone; another one who shares the folder does not keep that blob.
 
 Files that were not used for longest go first when the bytes exceed the limit. A process counts what it
 writes, and after every sixteenth of the limit it looks at the folder, and removes files until nine tenths are
@@ -28,6 +29,7 @@ from typing import NamedTuple, TypeVar
 
 from aiopersist.runtime import Runtime
 from aiopersist.storage.blob import Blob
+from aiopersist.storage.folders import give_folder, make_folder
 from aiopersist.storage.wrapper import CachedBlob
 from aiopersist.threads import Threads
 
@@ -65,6 +67,7 @@ class DiskCache:
         self._runtime = runtime
         self._unseen = limit  # bytes written since the last look: the first write looks
         self._paused_until = float("-inf")
+        self._is_shared = False
         self._lock = Lock()
 
     def load(self, key: str, name: str) -> bytes | None:
@@ -91,7 +94,10 @@ class DiskCache:
         folder = self._folder_of(key)
         temporary = folder / f"{_TMP}{self._runtime.token()}"
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(str(folder.parent), durable=False)
+            if not folder.is_dir():
+                folder.mkdir(exist_ok=True, mode=0o700)
+                give_folder(str(folder), str(folder.parent))
             try:
                 temporary.write_bytes(self._checksum(key, name, data) + data)
                 temporary.rename(folder / name)
@@ -99,6 +105,11 @@ class DiskCache:
                 _remove(temporary)
                 raise
         except FileNotFoundError:  # another process has just removed the folder
+            return
+        except PermissionError as error:
+            if not self._is_shared:
+                self._is_shared = True
+                log.warning("a part of the cache is of another user: %s", error, extra={"op": "cache"})
             return
         except OSError as error:
             self._paused_until = self._runtime.monotonic() + _PAUSE_S

@@ -2,12 +2,16 @@
 
 A new name is durable once the folder that holds it is fsynced. So a folder is made together with the missing
 folders above it, and the parent of each is fsynced.
+
+What root makes belongs to the owner of the folder in which it is made: root in a container, say, must not
+leave what the owner of the volume can neither write nor delete.
 """
 
 import errno
 import os
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 
 from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable
 
@@ -55,6 +59,7 @@ def make_folder(path: str, *, durable: bool = True) -> None:
     make_folder(parent, durable=durable)
     while not _made_here(path) and not _is_folder(path):
         pass  # another process made it, and removed it again
+    give_folder(path, parent)
     if not durable:
         return
     try:
@@ -65,6 +70,42 @@ def make_folder(path: str, *, durable: bool = True) -> None:
         except OSError:  # no longer empty: another process uses it, and makes it durable
             pass
         raise
+
+
+def give(fd: int, folder: str) -> None:
+    """Give an open file or folder that root has made to the owner of the folder above."""
+    if _is_root():
+        owner = os.stat(folder)
+        with suppress(OSError):  # root within a container may not be able to
+            os.fchown(fd, owner.st_uid, owner.st_gid)
+
+
+def give_folder(path: str, parent: str) -> None:
+    """The same for a folder that was just made."""
+    if _is_root() and os.stat(parent).st_uid != 0:
+        with suppress(OSError):  # it went again, or is a link that somebody put here: that is not followed
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                give(fd, parent)
+            finally:
+                os.close(fd)
+
+
+def _is_root() -> bool:
+    return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
+def may_write(path: str) -> bool:
+    """Whether this process may write the file, or make and delete files in the folder."""
+    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def forbidden(path: str) -> StorageUnavailable:
+    """The error for a file or a folder that this process may not write."""
+    found = os.stat(path)
+    whose = f"of user {found.st_uid} and group {found.st_gid}, with mode {found.st_mode & 0o7777:o}"
+    text = f"{path}: user {os.geteuid()} may not write it: it is {whose}"
+    return StorageUnavailable(text, retry=False)
 
 
 def _made_here(path: str) -> bool:

@@ -23,6 +23,9 @@ user may have taken a step between the reads.
 """
 
 import asyncio
+import hashlib
+import hmac
+import re
 from collections.abc import Callable, Coroutine
 from functools import partial
 from itertools import chain, repeat
@@ -32,9 +35,11 @@ from aiopersist.ending import both
 from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.blob import Blob
+from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus, Versioned
 
 BLOB_KEY = "location"
+_ID = re.compile(rb"[0-9a-f-]{36}")  # a UUID
 CONSENSUS_KEY = "location/id"
 """Its version 0 claims the id, its version 1 says that the blob store has it."""
 
@@ -89,6 +94,20 @@ async def check_in_time(
         raise StorageUnavailable(f"the stores did not answer within {deadline_s} s") from error
     except Indeterminate as error:
         raise StorageUnavailable(f"the stores cannot be used: {error}") from error
+
+
+async def location_key(blob: CacheBlob, purpose: str) -> bytes:
+    """A secret of the location for that purpose. All clients of the location agree on it, readonly ones, too,
+    and only who can read the stores knows it: it is made of the id, which nothing shows. One request at
+    first. An answer that is no id is of somebody in between, who must not choose the key, and may lie in the
+    cache."""
+    for store in (blob, blob.uncached):
+        location_id = await store.get(BLOB_KEY)
+        if location_id is None:
+            raise InvalidLocation("the id of the location is missing in the blob store")
+        if _ID.fullmatch(location_id):
+            return hmac.digest(location_id, purpose.encode(), hashlib.sha256)
+    raise StorageUnavailable("what the blob store answers is no id of a location")
 
 
 async def _nothing() -> None:

@@ -12,7 +12,7 @@ of this library comes from a store of the application, and counts as `Indetermin
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from aiopersist.errors import Error, Indeterminate, StorageUnavailable
@@ -44,6 +44,7 @@ def wrap_stores(
         blob, consensus = MetricsBlob(blob, metrics), MetricsConsensus(consensus, metrics)
     if tracing.on:
         blob, consensus = TracedBlob(blob, tracing), TracedConsensus(consensus, tracing)
+    consensus.limit_clock(settings.clock_ahead_max_s)
     retry = Retry(settings.retry_timeout_s, runtime, metrics)
     uncached, wrapped_consensus = RetryBlob(blob, retry), RetryConsensus(consensus, retry)
     wrapped_blob = uncached if cached is None else cached.before(uncached)
@@ -282,6 +283,11 @@ class RetryConsensus(WrappedConsensus):
 
     def _request(self, op: str, request: Request[T], sent: int = 0) -> Awaitable[T]:
         return self._retry.repeat(op, request, idempotent=not op.startswith("compare_and_set"))
+
+    async def wish(self, keys: Sequence[str], who: str, for_s: float, waited_s: float) -> None:
+        await self.inner.wish(
+            keys, who, for_s, waited_s
+        )  # it decides nothing, and who leaves it tries again soon
 
     async def now(self) -> float:
         try:

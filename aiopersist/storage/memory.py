@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.blob import Blob
-from aiopersist.storage.consensus import Consensus, Entry, Versioned, sliced
+from aiopersist.storage.consensus import Consensus, Entry, Versioned, seqnos_of, sliced
 from aiopersist.storage.keys import check_blob_key, check_consensus_key, check_entries, closed
 from aiopersist.storage.waiters import Waiters
 from aiopersist.storage.watch import Watch
+from aiopersist.storage.wishes import HeardWishes, Wish
 
 T = TypeVar("T")
 
 _KEYS_AT_ONCE = 1000  # far below a millisecond
-_TURNS_OF_A_LOSER = 8  # of the loop: it needs five from a refusal to its next step
 
 
 @dataclass
@@ -46,8 +46,8 @@ class _Namespace:
     blobs: dict[str, bytes] = field(default_factory=dict)
     logs: dict[str, _Log] = field(default_factory=dict)
     waiters: Waiters = field(default_factory=Waiters)
-    lost: bool = False
-    """Whether the last compare-and-set was refused."""
+    wishes: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
+    """By key, until when each client wishes to go first, and since when it waits."""
     others: dict[str, Any] = field(default_factory=dict)
     """Data of other packages that lives as long as the namespace."""
 
@@ -119,6 +119,8 @@ class MemoryConsensus(Consensus):
         self._name = name
         self._shared = _namespace(name)
         self._runtime = runtime
+        self._heard = HeardWishes(runtime)
+        self._newer: dict[str, Versioned] = {}
         self._closed = False
 
     def __repr__(self) -> str:
@@ -147,15 +149,32 @@ class MemoryConsensus(Consensus):
     async def compare_and_set_many(self, entries: Sequence[Entry]) -> bool:
         await self._begin()
         check_entries(entries)
-        await self._let_losers_go()
+        for entry in entries if self._newer else ():
+            self._newer.pop(entry.key, None)
         with self._shared.lock:
-            if any(self._expected(entry.key) != entry.expected for entry in entries):
-                self._shared.lost = True
+            self._heard.hear([entry.key for entry in entries], self._wished(entries))
+            if lost := [entry.key for entry in entries if self._expected(entry.key) != entry.expected]:
+                for key in lost:
+                    if (log := self._shared.logs.get(key)) is not None:
+                        self._newer[key] = Versioned(log.head, log.data[-1])
                 return False
             for key, _, data in entries:
                 self._shared.logs.setdefault(key, _Log(0, [])).data.append(bytes(data))
-        self._shared.waiters.wake([entry.key for entry in entries])
+        self._shared.waiters.wake(seqnos := seqnos_of(entries), seqnos)
         return True
+
+    async def wish(self, keys: Sequence[str], who: str, for_s: float, waited_s: float) -> None:
+        await self._begin(keys)
+        now = self._runtime.monotonic()
+        with self._shared.lock:
+            for key in keys:
+                self._shared.wishes.setdefault(key, {})[who] = now + for_s, now - waited_s
+
+    def stand_back_s(self, key: str, who: str, waited_s: float) -> float:
+        return self._heard.stand_back_s(key, who, waited_s)
+
+    def newer(self, key: str) -> Versioned | None:
+        return self._newer.pop(key, None)
 
     async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
         await self._begin([key])
@@ -215,13 +234,15 @@ class MemoryConsensus(Consensus):
         self._closed = True
         self._shared.waiters.wake_all()
 
-    async def _let_losers_go(self) -> None:
-        """Wait while a caller that was refused may read the head and try again. Clients that share an event
-        loop move in step: one that needs fewer turns would win each time, and the others never."""
-        if self._shared.lost:
-            self._shared.lost = False
-            for _ in range(_TURNS_OF_A_LOSER):
-                await asyncio.sleep(0)  # noqa: TID251  # no time passes
+    def _wished(self, entries: Sequence[Entry]) -> list[Wish]:
+        """The wishes for their keys; those that are over are dropped."""
+        found: list[Wish] = []
+        for key in [entry.key for entry in entries if entry.key in self._shared.wishes]:
+            now, wishes = self._runtime.monotonic(), self._shared.wishes.pop(key)
+            if left := {who: wish for who, wish in wishes.items() if wish[0] > now}:
+                self._shared.wishes[key] = left
+                found += [Wish(key, who, until - now, now - since) for who, (until, since) in left.items()]
+        return found
 
     def _expected(self, key: str) -> int | None:
         log = self._shared.logs.get(key)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
-from aiopersist.errors import InvalidLocation
+from aiopersist.errors import InvalidLocation, to_install
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.address import Address, scheme_of, without_secrets
 from aiopersist.storage.blob import Blob
@@ -31,6 +31,19 @@ _CACHE, _CACHE_BYTES = "cache", "cache_bytes"  # options of blobs on servers
 _CLOUDS = {"az": "azure", "gs": "gcs", "s3+obstore": "obstore"}  # by scheme, the extra that it needs
 _BUCKETS = ("s3", *_CLOUDS)  # schemes whose stores can be a whole location
 _SWITCH = {"on": True, "off": False}
+_HINTS = {
+    "sqlite": "sqlite: ap.open(DIRECTORY) has its files and its SQLite there; or give blob= as well: "
+    "ap.open(blob='file:///...', consensus='sqlite:///...')",
+    "file": "file: write the directory as it is, ap.open('/...')",
+    **dict.fromkeys(
+        ("postgres", "postgresql"),
+        "postgres: it keeps the state, and a blob store the data: "
+        "ap.open(blob='s3://bucket/prefix', consensus='postgres://...'), or blob='file:///directory'",
+    ),
+}
+"""How to open a location of stores that cannot be one alone."""
+_NO_COLON = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)[;.,]?//")
+_MEMORY = ":memory:"  # as SQLite writes it
 _ALMOST_A_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/?)")  # a single letter is a drive
 
 
@@ -262,7 +275,9 @@ def _factory(what: str, schemes: dict[str, S], url: str) -> S:
         example = "file:///dir" if schemes is _blob_schemes else "sqlite:///dir/state.db"
         raise InvalidLocation(f"a {what} is given by a URL: write a path as {example}")
     if scheme not in schemes:
-        raise InvalidLocation(f"{scheme}: no {what} has this scheme; known are {', '.join(sorted(schemes))}")
+        bare = scheme.partition("+")[0]
+        known = f"write {bare}://" if bare in schemes else f"known are {', '.join(sorted(schemes))}"
+        raise InvalidLocation(f"{scheme}: no {what} has this scheme; {known}")
     return schemes[scheme]
 
 
@@ -272,7 +287,7 @@ def extra(name: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise InvalidLocation(f"{name}: pip install 'aiopersist[{name}]'") from error
+        raise InvalidLocation(f"{name}: {to_install(name)}") from error
 
 
 def memory_name(url: str) -> str:
@@ -308,6 +323,8 @@ def _from_one(location: "str | os.PathLike[str] | Location") -> Location:
         return Location(text, text)
     if scheme in _BUCKETS:
         return _in_a_bucket(text)
+    if scheme in _HINTS:
+        raise InvalidLocation(_HINTS[scheme])
     if scheme is not None:
         what = (
             f"{scheme}: a location is a directory, mem:// or a place in a bucket, by {', '.join(_BUCKETS)}; "
@@ -318,6 +335,11 @@ def _from_one(location: "str | os.PathLike[str] | Location") -> Location:
     if almost and (_is_known(almost[1]) or (almost[2] and isinstance(location, str))):
         what = f"{almost[1]}: write a URL as a text with two slashes after the colon, a directory as ./..."
         raise InvalidLocation(what)
+    mistyped = _NO_COLON.match(text)
+    if mistyped and isinstance(location, str) and _is_known(mistyped[1]):
+        raise InvalidLocation(f"{mistyped[1]}: write a URL as {mistyped[1]}://..., a directory as ./...")
+    if location == _MEMORY:
+        raise InvalidLocation(f"{_MEMORY}: write mem://, a directory as ./{_MEMORY}")
     if not text or "\0" in text:
         raise InvalidLocation("the location is no directory: it is empty or has a NUL")
     folder = quote("/" + Path(text).absolute().as_posix().lstrip("/"))

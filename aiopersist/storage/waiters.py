@@ -10,7 +10,7 @@ operations only, never across an await.
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -53,21 +53,33 @@ class Waiters:
         """A watch. Its first `moved` awaits `begin`, which says whether hints may have been lost before."""
         return WaitersWatch(self, begin)
 
-    def wake(self, keys: Collection[str]) -> None:
-        """Wake the tasks that wait for `keys`; from any thread."""
+    def wake(self, keys: Collection[str], seqnos: Mapping[str, int] = {}) -> None:
+        """Wake the tasks that wait for `keys`; from any thread. `seqnos`: the versions that they moved to, as
+        far as they are known."""
         with self._lock:
             woken = [future for key in keys for future in self._futures.pop(key, ())]
-            rung = [watch for key in keys for watch in self._watches.pop(key, ()) if watch._hint(key)]
+            rung = [watch for key in keys for watch in self._hinted(key, seqnos.get(key)) if watch._hint(key)]
         for future in woken:
             _call(future.get_loop(), _finish, future)
         for watch in rung:
             _call(watch.loop, watch.ring)
 
+    def _hinted(self, key: str, seqno: int | None) -> "list[WaitersWatch]":
+        """The watches that wait for `key`, and wait no more; those that expect this version go on."""
+        waiting = self._watches.get(key, ())
+        found = [watch for watch in waiting if seqno is None or seqno > watch._expected.get(key, -1)]
+        for watch in found:
+            _forget(self._watches, key, watch)
+        return found
+
     def wake_all(self) -> None:
         """Wake all tasks: hints may have been lost, or the store closes."""
+        self.wake(self.keys())
+
+    def keys(self) -> list[str]:
+        """The keys that some task waits for."""
         with self._lock:
-            keys = list({**self._futures, **self._watches})
-        self.wake(keys)
+            return list({**self._futures, **self._watches})
 
 
 class WaitersWatch(Watch):
@@ -78,6 +90,7 @@ class WaitersWatch(Watch):
         self._waiters = waiters
         self._begin = begin
         self._hinted: set[str] = set()
+        self._expected: dict[str, int] = {}
         self._any = asyncio.Event()
 
     def add(self, key: str) -> None:
@@ -87,6 +100,11 @@ class WaitersWatch(Watch):
     def discard(self, key: str) -> None:
         with self._waiters._lock:
             _forget(self._waiters._watches, key, self)
+            self._expected.pop(key, None)
+
+    def expect(self, key: str, seqno: int) -> None:
+        with self._waiters._lock:
+            self._expected[key] = seqno
 
     async def moved(self) -> set[str]:
         if self._begin is not None:

@@ -26,6 +26,10 @@ class Watch(ABC):
     def discard(self, key: str) -> None:
         """Ask for no hint of `key` any more."""
 
+    def expect(self, key: str, seqno: int) -> None:  # noqa: B027  # a store may give hints that nobody needs
+        """No hint is needed that `key` has moved to version `seqno`: whoever watches it is about to move it
+        there, and looks by itself if it did not."""
+
     @abstractmethod
     async def moved(self) -> set[str]:
         """Wait for hints and return their keys; add a key again for its next hint. An error loses no hint:

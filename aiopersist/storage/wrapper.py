@@ -59,6 +59,10 @@ class WrappedConsensus(Consensus):
 
     def __init__(self, inner: Consensus) -> None:
         self.inner = inner
+        if type(self).stand_back_s is WrappedConsensus.stand_back_s:  # each commit asks: it passes no layer
+            self.stand_back_s = inner.stand_back_s  # type: ignore[method-assign]
+        if type(self).newer is WrappedConsensus.newer:
+            self.newer = inner.newer  # type: ignore[method-assign]
 
     def _request(self, op: str, request: Request[T], sent: int = 0) -> Awaitable[T]:
         """Make the request, which calls the method `op` of `inner`, or one that answers like it, and sends
@@ -82,7 +86,16 @@ class WrappedConsensus(Consensus):
 
     async def compare_and_set_many(self, entries: Sequence[Entry]) -> bool:
         request = partial(self.inner.compare_and_set_many, entries)
-        return await self._request("compare_and_set_many", request, sum(len(e.data) for e in entries))
+        return await self._request("compare_and_set_many", request, sum([len(e.data) for e in entries]))
+
+    async def wish(self, keys: Sequence[str], who: str, for_s: float, waited_s: float) -> None:
+        await self._request("wish", lambda: self.inner.wish(keys, who, for_s, waited_s))
+
+    def stand_back_s(self, key: str, who: str, waited_s: float) -> float:
+        return self.inner.stand_back_s(key, who, waited_s)
+
+    def newer(self, key: str) -> Versioned | None:
+        return self.inner.newer(key)
 
     async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
         return await self._request("scan", lambda: self.inner.scan(key, from_seqno, limit))
@@ -94,6 +107,9 @@ class WrappedConsensus(Consensus):
 
     async def truncate(self, key: str, seqno: int) -> int:
         return await self._request("truncate", lambda: self.inner.truncate(key, seqno))
+
+    async def leftovers(self, key: str) -> list[Versioned]:
+        return await self._request("scan", lambda: self.inner.leftovers(key))
 
     async def remove(self, key: str, expected: Versioned) -> bool:
         return await self._request("remove", lambda: self.inner.remove(key, expected))
@@ -116,6 +132,13 @@ class WrappedConsensus(Consensus):
     @property
     def clock_error_s(self) -> float:
         return self.inner.clock_error_s
+
+    @property
+    def keeps_keys(self) -> bool:
+        return self.inner.keeps_keys
+
+    def limit_clock(self, ahead_max_s: float) -> None:
+        self.inner.limit_clock(ahead_max_s)
 
     async def check(self) -> None:
         await self._request("check", self.inner.check)

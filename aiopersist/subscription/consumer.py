@@ -3,8 +3,9 @@
 Acknowledgements coalesce: `acknowledge` notes the greatest position, and a task of the client makes it
 durable within `settings.ack_every_s`. Positions only move forward, so to send one twice, or an older one
 late, changes nothing; no outcome is left to settle. That is different where the position shares a commit
-with appends: the attempt stays in `joint` until it is settled, and the position itself tells a repeat that
-it happened (`CONSUMED`).
+with appends: the attempt stays in `joint` until it is settled, and the position tells a repeat that it
+happened (`CONSUMED`). It does so only if it was moved for this very step. A later step that was acknowledged
+without it proves nothing: `SKIPPED`.
 
 A take-over replaces the owner in the record. The earlier opening finds that in the newest state that this
 process knows, which news of the shard keep fresh, and in every commit; at the latest with its next heartbeat.
@@ -12,7 +13,8 @@ Then it gives up what its reads keep.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from aiopersist.errors import OpaqueMismatch, ShardFinalized, SubscriptionExpired
 from aiopersist.failures import Backoff
@@ -30,9 +32,19 @@ from aiopersist.state.subscriptions import (
     OpenSubscription,
     consumed,
     refused,
+    skipped,
 )
+from aiopersist.subscription.order import Order
+from aiopersist.subscription.step import StepMark
 
 FLUSHES_PER_PERIOD = 2  # an acknowledgement waits half of `ack_every_s`, the commit has the other half
+
+
+class SentSteps(NamedTuple):
+    """The steps whose acknowledgements a commit has that was sent, and the last of their positions."""
+
+    marks: Collection[StepMark]
+    position: Position
 
 
 class Consumer:
@@ -48,6 +60,10 @@ class Consumer:
         """Of commits that move the position."""
         self.joint = Slot()
         """Of a commit that it shares with appends to other shards."""
+        self.order = Order(record.key)
+        """Of the calls that acknowledge."""
+        self.sent: SentSteps | None = None
+        """Those of a commit with other writes whose outcome is not known."""
         self.on_lost: Callable[[], None] = lambda: None
         """Called when a heartbeat or an acknowledgement finds that it is fenced, or gave up its position."""
         self._acked = record.position
@@ -80,10 +96,12 @@ class Consumer:
 
     # --- acknowledgements ------------------------------------------------------------------------
 
-    def acknowledge(self, position: Position) -> None:
+    def acknowledge(self, mark: StepMark) -> None:
         """Note it; it is durable within `settings.ack_every_s`. Nothing if a later one was noted."""
-        if self._acked.is_before(position):
-            self._acked = position
+        self.learn()
+        mark.is_acknowledged = True
+        if self._acked.is_before(mark.position):
+            self._acked, self.sent = mark.position, None
             if self._flushing is None or self._flushing.done():
                 name = f"acknowledge in {self.shard.label}"
                 self._flushing = self.shard.stack.supervisor.background(self._flush_soon(), name)
@@ -120,17 +138,37 @@ class Consumer:
 
     # --- together with appends -------------------------------------------------------------------
 
-    def check_not_consumed(self, position: Position) -> None:
-        """`CONSUMED` if the position was acknowledged before."""
+    def check_not_passed(self, mark: StepMark) -> None:
+        """`CONSUMED` if the step was acknowledged before, `SKIPPED` if only a later one was."""
+        self.learn()
         record = self._record
         known = [self._acked, *([] if record is None else [record.position])]
-        if not all(one.is_before(position) for one in known):
-            error = consumed(self.key)
-            error.shard_id = self.shard.id
-            raise error
+        if all(one.is_before(mark.position) for one in known):
+            return
+        is_its_own = mark.is_acknowledged or mark.position in known
+        error = (consumed if is_its_own else skipped)(self.key)
+        error.shard_id = self.shard.id
+        raise error
 
-    def committed(self, position: Position) -> None:
-        """A commit has moved the position."""
+    def send(self, marks: Collection[StepMark], position: Position) -> SentSteps | None:
+        """One commit is about to acknowledge these steps. Returns an earlier one whose outcome is not known:
+        while there is one, the position does not tell which of the two has moved it."""
+        self.learn()
+        before = self.sent
+        self.sent = SentSteps(marks if before is None else (), position)
+        return before
+
+    def learn(self) -> None:
+        """Note what the newest state that this process knows tells of the commit that was sent."""
+        record = self._record
+        if self.sent is not None and record is not None and record.position == self.sent.position:
+            self.committed(*self.sent)
+
+    def committed(self, marks: Collection[StepMark], position: Position) -> None:
+        """A commit of these steps has moved the position."""
+        self.sent = None
+        for mark in marks:
+            mark.is_acknowledged = True
         if self._acked.is_before(position):
             self._acked = position
 

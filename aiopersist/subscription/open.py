@@ -96,10 +96,8 @@ def open_subscription(
         if stored.time_length is not None:
             text = f"{shard.label} has product times: subscriptions are for shards with int times"
             raise InvalidUsage(UsageKind.INVALID_TIME, text)
-        if schema is not None:
-            shard.schema_id(schema)
-        chosen: Schema[Any, Any, Any] = stored if schema is None else schema
-        handle: ReadHandle[Any, Any] = await ReadHandle.open(
+        chosen: Schema[Any, Any, Any] = stored if schema is None else shard.as_stored(schema)
+        handle: ReadHandle[Any, Any] = await ReadHandle._open(
             shard, chosen, shards.scope, hold=None, hold_name=None, lease_s=None
         )
         try:

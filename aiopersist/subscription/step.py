@@ -1,7 +1,7 @@
 """What a subscription hands out."""
 
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from aiopersist.data.updates.updates import Updates
 from aiopersist.frontier import Antichain
@@ -11,13 +11,17 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class StepMark(NamedTuple):
+@dataclass(slots=True)
+class StepMark:
     """What a step is acknowledged by."""
 
     owner: str
     """The opening that handed it out."""
     position: Position
     """Where that stands behind it."""
+    is_acknowledged: bool = False
+    """Whether it was acknowledged itself, as far as is known; not only by the acknowledgement of a later
+    one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,21 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, Self, TypeVar
 
-from aiopersist.errors import Error, InvalidUsage, LeaseExpired, UpperMismatch, UsageKind, shown
+from aiopersist.errors import (
+    Error,
+    Indeterminate,
+    InvalidUsage,
+    LeaseExpired,
+    UpperMismatch,
+    UsageKind,
+    shown,
+)
 from aiopersist.read.feed import UpdateFeed, UpdatesStep
-from aiopersist.resource import RELEASE_DEADLINE_S, Resource, Scope
+from aiopersist.resource import Resource, Scope
 from aiopersist.shard.stack import Stack
-from aiopersist.state.position import Position
 from aiopersist.subscription.consumer import Consumer
-from aiopersist.subscription.joint import JointAck, JointAcks, refusal
+from aiopersist.subscription.joint import JointAck, JointAcks, acknowledging
+from aiopersist.subscription.order import Acknowledging
 from aiopersist.subscription.share import Share, within_share
 from aiopersist.subscription.step import StepMark, SubscriptionStep, mark_of
 from aiopersist.write.append_many import Append, append_with, taken_append
@@ -69,12 +77,16 @@ class Subscription(Resource, Generic[S]):
     async def ack(self, step: S, durable: bool = False) -> None:
         """Everything up to this step is done: it does not come again. It is durable within
         `settings.ack_every_s`, together with others, and at the end of `async with`; with `durable=True` when
-        this returns. An older one than the last changes nothing.
+        this returns. An older one than the last changes nothing. It waits for calls that acknowledge earlier
+        steps (`commit`, `Client.transact`): `WOULD_SKIP` if one of them fails meanwhile.
 
         `OpaqueMismatch` with `durable=True` if another opening has taken over; without, the next step says
         so. `InvalidUsage` for a step of another opening. One commit for all that wait."""
         with self._scope.call():
-            self._consumer.acknowledge(self._position(step))
+            ack = JointAck(self._consumer, self._mark(step))
+            with acknowledging([ack]) as call:
+                await call.turn()
+                self._consumer.acknowledge(ack.mark)
             if durable:
                 await self._consumer.flush()
 
@@ -83,36 +95,52 @@ class Subscription(Resource, Generic[S]):
         So what a consumer makes of its input is written exactly once, across crashes.
 
         `InvalidUsage` of kind `CONSUMED` for a step that was acknowledged before: a repeat after a lost
-        answer learns so that it happened. `UpperMismatch` names a shard whose upper was not the expected one,
-        `OpaqueMismatch` says that another opening has taken over; then nothing is written. `Unsupported`
-        where the store cannot write several shards at one moment. Costs as
+        answer learns so that it happened; `SKIPPED` if only a later step was. It waits for calls that
+        acknowledge earlier steps: `WOULD_SKIP` if one of them fails meanwhile. `UpperMismatch` names a shard
+        whose upper was not the expected one, `OpaqueMismatch` says that another opening has taken over; then
+        nothing is written. `Unsupported` where the store cannot write several shards at one moment. Costs as
         `Client.compare_and_append_many`."""
         with self._scope.call():
-            shard, acks = self._consumer.shard, [JointAck(self._consumer, self._position(step))]
-            together, given = JointAcks(acks), [taken_append(append) for append in appends]
-            async with self._consumer.turn:
-                (intent,) = await together.intents((), {shard: self._consumer.joint})
-                if (error := refusal(acks)) is not None:
-                    raise error
-                try:
-                    await append_with(given, shard, together.to(shard), intent)
-                except UpperMismatch as mismatch:
-                    await shard.open()
-                    if (error := refusal(acks)) is not None:
-                        raise error from mismatch
-                    raise
-                together.committed()
+            acks = [JointAck(self._consumer, self._mark(step))]
+            given = [taken_append(append) for append in appends]
+            with acknowledging(acks) as call:
+                await call.turn()
+                async with self._consumer.turn:
+                    await self._commit(JointAcks(acks), given)
 
     async def aclose(self) -> None:
         """Make what was acknowledged durable, and leave the position to the next opening. Idempotent; raises
-        nothing if another opening has taken over."""
+        nothing if another opening has taken over. `StorageUnavailable` if the last acknowledgement is not
+        durable, `Indeterminate` if it may still become so: else its step comes again."""
         if not self._scope.close():
             return
         supervisor = self._consumer.shard.stack.supervisor
         leaving = supervisor.spawn(self._leave(), "leave a subscription")
-        await asyncio.wait([leaving], timeout=RELEASE_DEADLINE_S)
+        await supervisor.released(leaving)
+        if leaving.done() and not leaving.cancelled():
+            error = leaving.exception()
+        else:
+            text = f"the last acknowledgement of subscription {self.name!r} may not be durable: no answer"
+            error = Indeterminate(text, shard_id=self._consumer.shard.id)
+        if error is not None and not self._consumer.is_durable:
+            raise self._scope.sign(error) if isinstance(error, Error) else error
 
     # --- inside ----------------------------------------------------------------------------------
+
+    async def _commit(self, together: JointAcks, appends: Sequence[Append]) -> None:
+        shard = self._consumer.shard
+        (joined,) = await together.attempts((), {shard: self._consumer.joint})
+        if (error := together.refusal()) is not None:
+            raise error
+        try:
+            with together.sending():
+                await append_with(appends, shard, together.to(shard), joined)
+        except (InvalidUsage, UpperMismatch) as refused:
+            if isinstance(refused, UpperMismatch):
+                await shard.open()
+            if (error := together.refusal()) is not None:
+                raise error from refused
+            raise
 
     def _check(self) -> None:
         """Raise unless it has its position, and give up what it reads if it has not."""
@@ -131,11 +159,14 @@ class Subscription(Resource, Generic[S]):
     async def _leave(self) -> None:
         """All of it, also if the caller of `aclose` is cancelled."""
         try:
-            await self._feed.aclose()
-            await self._consumer.leave()
+            try:
+                await self._feed.aclose()
+            finally:
+                await self._consumer.leave()
         except Exception as error:
             failures = self._consumer.shard.stack.supervisor.failures
             failures.report(f"leaving subscription {self.name!r}", error)
+            raise
         finally:
             await self._release()
 
@@ -159,20 +190,28 @@ class Subscription(Resource, Generic[S]):
             step = step._replace(updates=within_share(step.updates, self._share))
         return self._form(step, StepMark(self._consumer.owner, step.position))
 
-    def _position(self, step: S) -> Position:
+    def _mark(self, step: S) -> StepMark:
         mark = mark_of(step)
         if mark is None:
             raise TypeError(f"{shown(step)} is no step of a subscription")
         if mark.owner != self._consumer.owner:
             text = f"the step is of another opening than this one of subscription {self.name!r}"
             raise InvalidUsage(UsageKind.INVALID_CURSOR, text)
-        return mark.position
+        return mark
 
     def __repr__(self) -> str:
         return f"<Subscription {self.name!r} to {self._consumer.shard.label}>"
 
 
-def joint_acks(acks: Iterable[Any], stack: Stack) -> tuple[JointAck, ...]:
+class JointCall(Acknowledging):
+    """A call with acknowledgements, as a user gives them."""
+
+    def __init__(self, acks: Iterable[Any], stack: Stack) -> None:
+        self.acks = _joint_acks(acks, stack)
+        super().__init__({consumer.order: mark.position for consumer, mark in self.acks})
+
+
+def _joint_acks(acks: Iterable[Any], stack: Stack) -> tuple[JointAck, ...]:
     """`(subscription, step)` pairs, checked: open subscriptions of this client, each once, and steps of
     theirs."""
     found: dict[Consumer, JointAck] = {}
@@ -186,5 +225,5 @@ def joint_acks(acks: Iterable[Any], stack: Stack) -> tuple[JointAck, ...]:
             raise InvalidUsage(UsageKind.INVALID_APPEND, f"{subscription!r} belongs to another client")
         if consumer in found:
             raise InvalidUsage(UsageKind.INVALID_APPEND, f"{subscription!r} is named twice")
-        found[consumer] = JointAck(consumer, subscription._position(step))
+        found[consumer] = JointAck(consumer, subscription._mark(step))
     return tuple(found.values())

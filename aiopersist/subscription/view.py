@@ -1,13 +1,11 @@
 """What a state says of its subscriptions."""
 
-from itertools import takewhile
-
 from pydantic import BaseModel
 
 from aiopersist.frontier import Antichain, int_time
-from aiopersist.state.model import HollowBatch, State
+from aiopersist.state.model import State
 from aiopersist.state.position import SubscriptionRecord
-from aiopersist.state.subscriptions import has_expired
+from aiopersist.state.subscriptions import batches_beyond, has_expired
 
 
 class SubscriptionView(BaseModel, frozen=True):
@@ -33,9 +31,9 @@ class SubscriptionView(BaseModel, frozen=True):
     """Whether it gave up its position, and holds nothing."""
 
     @classmethod
-    def of(cls, record: SubscriptionRecord, state: State, now: float) -> "SubscriptionView":
+    def _of(cls, record: SubscriptionRecord, state: State, now: float) -> "SubscriptionView":
         position, expired = record.position, has_expired(record, now)
-        ahead = _batches_beyond(record, state)
+        ahead = batches_beyond(state, position)
         is_alive = now <= record.heartbeat + record.lease_s
         return cls(
             position=position.frontier,
@@ -51,14 +49,7 @@ class SubscriptionView(BaseModel, frozen=True):
 
 def views_of(state: State, now: float) -> dict[str, SubscriptionView]:
     """All subscriptions of the shard, by name."""
-    return {key: SubscriptionView.of(record, state, now) for key, record in state.subscriptions.items()}
-
-
-def _batches_beyond(record: SubscriptionRecord, state: State) -> list[HollowBatch]:
-    if record.position.contents is not None:
-        return list(state.batches.values())
-    frontier = record.position.frontier
-    return list(takewhile(lambda batch: not batch.upper <= frontier, reversed(state.batches.values())))
+    return {key: SubscriptionView._of(record, state, now) for key, record in state.subscriptions.items()}
 
 
 def _lag(position: Antichain, upper: Antichain) -> int | None:

@@ -6,14 +6,13 @@
 | `view`                | the contents by key, which follow the shard                              |
 | `held`, `bounds`, `lookup` | what a view has in memory, how much that may be; keys looked up     |
 | `operation`, `plan`   | what operations read and write, and what a commit makes of them; pure    |
-| `member`, `group`, `courtesy` | the shards of a commit; the queue, and the one commit of all that wait; |
-|                       | the pause in which other clients commit                                  |
+| `member`, `group`     | the shards of a commit; the queue, and the one commit of all that wait   |
 | `put_many`, `bulk`, `replacing`, `overwrite` | puts of any number of entries, also in place of all |
 | `cut`, `ahead`, `ranges` | reads at one moment; what is undecided; ranges of keys                |
 | `transaction`, `frozen`, `transact` | the body of a transaction, also beside writers that never pause; |
 |                       | its attempts                                                             |
 | `filters`, `feed`, `subscribe` | conditions on keys; the changes of a table in order; consumers of these |
-| `open`, `table`       | the tables of a client; the public calls                                 |
+| `open`, `table`, `handle` | the tables of a client; the public calls; what the rest asks of a handle |
 
 A call goes from `table` to `group`, which applies it to views by `plan` and appends by `write`.
 

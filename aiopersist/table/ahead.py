@@ -52,7 +52,8 @@ class Ahead:
         self._planned = overlays if len(tables) <= TABLES_MAX else {}
         self._planned_on = {member: member.view.version for member in tables if self._planned}
         self._rests_on = dict(self._planned_on)
-        self.begin_anew()
+        self._is_stale = True
+        self._new.clear()
 
     def begin_anew(self) -> None:
         """What is undecided, or its order, has changed."""
@@ -66,8 +67,10 @@ class Ahead:
 
     def refresh(self) -> Collection[TableMember]:
         """Bring the guess up to date, and return the tables that it rests on."""
-        if any(member.view.version != version for member, version in self._rests_on.items()):
-            self.planned({})
+        for member, version in self._rests_on.items():
+            if member.view.version != version:
+                self.planned({})
+                break
         if self._is_stale:
             self._is_stale = False
             self._begin()

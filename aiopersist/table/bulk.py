@@ -7,10 +7,13 @@
 3. *Commit*, in a turn with the groups of the client. What other commits did since 2 to the same keys is taken
    back by a *correction*, a second batch: the staged one replaces what was there before them. If they are too
    large to be read, stage again; after `ROUNDS` times within the turn, where no other operation of the client
-   goes. After `TRIES` vain ones other clients are asked to stand back (`courtesy.py`).
+   goes.
 
 If the entries replace all contents (`whole`), what has other keys is retracted, too, and a correction takes
 back all that others did meanwhile.
+
+A process that stood still for longer than its lease stages again; if the sweep has deleted the spilled
+entries meanwhile, they are spilled again, unless they came from an iterator (`EntriesExpired`).
 
 Memory: that of two uploads and a merge (`settings.blob_target_size`, `settings.read_memory_bytes`).
 """
@@ -18,16 +21,15 @@ Memory: that of two uploads and a merge (`settings.blob_target_size`, `settings.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
-from math import inf
 from typing import Any
 
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.updates.assemble import at_time, concat
-from aiopersist.errors import Error, LeaseExpired, ShardFinalized, SinceViolation, UpperMismatch
+from aiopersist.errors import BatchExpired, Error, LeaseExpired, ShardFinalized, SinceViolation, UpperMismatch
 from aiopersist.frontier import Antichain, last_before, minimum, successor
 from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.parts.runs import merged, plan_runs
@@ -37,35 +39,32 @@ from aiopersist.read.interval import hold_for, parts_since
 from aiopersist.read.query import Query
 from aiopersist.read.snapshot import groups
 from aiopersist.resource import run_bounded
+from aiopersist.shard import courtesy
 from aiopersist.shard.hold import Need
 from aiopersist.shard.registration import Registration
 from aiopersist.state.command import micros
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.once import Once
-from aiopersist.state.writing import AppendHollow, RepeatedMark, last_complete, repeat_of
+from aiopersist.state.writing import RepeatedMark, last_complete, repeat_of
 from aiopersist.table.bounds import size_of
-from aiopersist.table.courtesy import asking, stand_back
 from aiopersist.table.lookup import wanted_keys
 from aiopersist.table.member import TableMember
 from aiopersist.table.plan import Done, Repeated
 from aiopersist.table.replacing import Replacing, ReplacingAll, numbered
-from aiopersist.write.append import BatchesAppend, append_all
+from aiopersist.write.append import append_all
 from aiopersist.write.batch import Batch
+from aiopersist.write.batches import BatchesAppend
 from aiopersist.write.staged import StagedBatch, Use
 
 ROUNDS = 2  # of staging beside other operations
-TRIES = 3  # of committing beside other clients
+
+
+class EntriesExpired(BatchExpired):
+    """The process stood still, and the sweep has deleted the spilled entries: spill them again."""
 
 
 class BeginAgain(Exception):  # never leaves the package
     """What was committed since the batch was staged is too large to be read."""
-
-
-class StagedPut(BatchesAppend):
-    """The append of the batches. A repeat is refused: `RepeatedMark`."""
-
-    def command(self, writer: str, batch: HollowBatch, batches: Sequence[StagedBatch] = ()) -> AppendHollow:
-        return replace(super().command(writer, batch, batches), is_strict=True, ahead_max_s=inf)
 
 
 @dataclass(eq=False)
@@ -129,7 +128,14 @@ class Bulk:
                 work = self._commit(alone=alone)
                 self._committing = self._stack.supervisor.spawn(work, "commit a large put")
                 return await asyncio.shield(self._committing)
-            except (BeginAgain, LeaseExpired, SinceViolation):
+            except EntriesExpired:
+                raise
+            except (
+                BatchExpired,
+                BeginAgain,
+                LeaseExpired,
+                SinceViolation,
+            ):  # the process may have stood still
                 continue
 
     def close(self) -> None:
@@ -196,7 +202,7 @@ class Bulk:
             new = await stack.enter_async_context(
                 aclosing(merged(self._fetch, runs, Selection(), "", final=False))
             )
-            async for table in _with_end(new):
+            async for table in _with_end(self._while_there(new)):
                 await self.compute(replacing.add, table)
                 told.advance(table.num_rows if table is not None else 0)
                 while old is not None and replacing.needs_old:
@@ -214,21 +220,19 @@ class Bulk:
 
     async def _commit(self, *, alone: bool) -> Done | Repeated:
         member = self.member
-        async with self.turn, asking() as ask:
-            await stand_back([member.writer.shard.register])
+        async with self.turn:
+            await courtesy.stand_back([member.register])
             if alone:
                 await self._stage()
-            tries = 0
             while True:
-                tries += 1
-                if tries > TRIES:
-                    await ask(member.writer)
                 now = await self._stack.clock.now()
                 repeat = repeat_of(member.state, now, self)
                 if repeat is not None:
                     return Repeated(repeat.time)
+                races = {member.register: member.register.seqno}
                 staging = await self._correct()
                 if staging.seen != member.state.upper:  # more came meanwhile
+                    await courtesy.lost(races)
                     continue
                 member.check_schema()
                 if self._is_abandoned:  # its caller was cancelled before anything was sent
@@ -260,7 +264,8 @@ class Bulk:
         for batch in batches:
             batch.rewrite_ts(time, upper)
         marks = self.transactions, self.once
-        await append_all([StagedPut(writer, lower, upper, *marks, batches=batches)])
+        append = BatchesAppend(writer, lower, upper, batches, *marks, is_of_a_table=True)
+        await append_all([append])
 
     async def _corrected(self, staging: Staging, time: int) -> StagedBatch:
         """The correction as a batch."""
@@ -317,7 +322,9 @@ class Bulk:
         parts = await self.compute(Query(kind.schema, keys=wanted).matching, self._named)
         selection = Selection(keys=wanted)
         jobs = [partial(self._fetch.table, group, selection, "") for group in groups(parts)]
-        tables = await run_bounded(self._stack.settings.fetch_max_outstanding_parts, jobs)
+        at_once = self._stack.settings.fetch_max_outstanding_parts
+        with self._reading_entries():
+            tables = await run_bounded(at_once, jobs)
         return set(await self._keys_of(concat(tables, kind.schema)))
 
     async def _keys_of(self, table: pa.Table) -> list[str]:
@@ -345,6 +352,20 @@ class Bulk:
     def _named(self) -> list[Named]:
         assert self._spilled is not None
         return [(self._spilled, part) for part in self._spilled.parts]
+
+    @contextmanager
+    def _reading_entries(self) -> Iterator[None]:
+        """Around reads of the spilled entries."""
+        try:
+            yield
+        except LeaseExpired as error:  # no lease of a reader keeps them: the registration did
+            text = "the entries of the put were deleted, as its process stood still: put them again"
+            raise EntriesExpired(text, shard_id=self.member.writer.shard.id) from error
+
+    async def _while_there(self, tables: AsyncIterator[pa.Table]) -> AsyncGenerator[pa.Table, None]:
+        with self._reading_entries():
+            async for table in tables:
+                yield table
 
     def _drop_staging(self) -> None:
         staging, self._staging = self._staging, None

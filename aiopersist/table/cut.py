@@ -41,20 +41,22 @@ class Cut:
         """The views that show one moment, and how many commits of others each had taken."""
         self._turn = asyncio.Lock()
 
-    def holds(self, members: Iterable[TableMember]) -> bool:
+    def holds(self, members: Collection[TableMember]) -> bool:
         """Whether these views show one moment."""
-        members = tuple(members)
         return self._are_known(members) or _is_prefix(members)
 
     def _are_known(self, members: Iterable[TableMember]) -> bool:
-        return all(self._foreign.get(member) == member.view.foreign for member in members)
+        for member in members:  # noqa: SIM110  # each read asks, and a generator takes longer
+            if self._foreign.get(member) != member.view.foreign:
+                return False
+        return True
 
-    async def make(self, members: Iterable[TableMember]) -> None:
+    async def make(self, members: Collection[TableMember]) -> None:
         """Bring these views to one moment. One request for each and round; a round more after each commit of
         others, and a commit where these do not pause."""
-        known = dict.fromkeys(members)
-        if self._are_known(known):
+        if self._are_known(members):
             return
+        known = dict.fromkeys(members)
         async with self._turn:
             for number in count():
                 if self.holds(known):
@@ -77,7 +79,7 @@ class Cut:
         for member in members:
             if not changed <= member.view.upper:
                 upper = changed.join(successor(now))
-                await commit(member.writer.shard.register, CloseTo(upper))
+                await commit(member.shard.register, CloseTo(upper))
                 await member.catch_up()
 
 

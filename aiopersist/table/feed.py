@@ -6,17 +6,21 @@ most one retraction and one insertion.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
+from aiopersist.data.jsonable import column_texts
+from aiopersist.data.lazy import pa, pc
+from aiopersist.data.plain import int64_array
 from aiopersist.data.updates.consolidate import sort_and_consolidate
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain
 from aiopersist.read.feed import UpdateFeed, UpdatesStep
 from aiopersist.resource import Resource
+from aiopersist.shard.stack import Stack
 from aiopersist.table.filters import any_key
 from aiopersist.table.kind import Kind, listed
 from aiopersist.table.open import OpenTable
@@ -24,10 +28,10 @@ from aiopersist.table.open import OpenTable
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
-
 K = TypeVar("K")
 V = TypeVar("V")
+
+SHARED_BUFFERS = 2  # times the bytes of rows that the columns below them may have
 
 
 class Change(NamedTuple, Generic[K, V]):
@@ -77,6 +81,9 @@ class Feed(Resource, Generic[K, V]):
         self._given = cursor, as_of, start
         self._keys = None if keys is None else listed(keys)
         self._texts = None if self._keys is None else frozenset(kind.key_texts(self._keys))
+        texts = None if self._texts is None else "\n".join(sorted(self._texts))
+        self._chosen = "" if texts is None else sha256(texts.encode()).hexdigest()
+        self._step_bytes: int | None = None
         self._updates: UpdateFeed[K, V] | None = None
         self._closed = False
         self._opening = asyncio.Lock()
@@ -109,6 +116,12 @@ class Feed(Resource, Generic[K, V]):
         changes = changes_in(step, self._kind, self._texts)
         return FeedStep(changes, step.upper, step.cursor, step.contents)
 
+    def _as_columns(self, step: UpdatesStep) -> "ColumnsStep[K, V]":
+        rows = step.updates if step.contents else _in_order_of_time(step.updates, self._kind)
+        if rows.get_total_buffer_size() > SHARED_BUFFERS * rows.nbytes:
+            rows = rows.take(int64_array(range(rows.num_rows)))  # a copy: slices keep all that they are of
+        return ColumnsStep(rows, step.cursor, step.contents, self._kind, self._texts)
+
     async def _open(self) -> UpdateFeed[K, V]:
         """The updates, opened if they are not. One opening serves all calls that wait; if the feed is closed
         meanwhile, nothing stays open."""
@@ -123,8 +136,8 @@ class Feed(Resource, Generic[K, V]):
 
     async def _begun(self) -> UpdateFeed[K, V]:
         where = None if self._keys is None else any_key(self._kind.schema, self._keys)
-        chosen = "" if self._texts is None else sha256("\n".join(sorted(self._texts)).encode()).hexdigest()
-        updates: UpdateFeed[K, V] = UpdateFeed((await self._opened()).reading, where, chosen)
+        reading = (await self._opened()).reading
+        updates: UpdateFeed[K, V] = UpdateFeed(reading, where, self._chosen, self._step_bytes)
         cursor, as_of, start = self._given
         if cursor is not None:
             await updates.open_cursor(cursor)
@@ -139,11 +152,67 @@ class Feed(Resource, Generic[K, V]):
             await self._updates.aclose()
 
 
+@dataclass(frozen=True, slots=True)
+class ColumnsStep(Generic[K, V]):
+    """A step as columns, which take a fraction of the memory of its changes: these are made some at a
+    time."""
+
+    rows: "pa.Table"
+    """Of the contents; or the updates, in order of time, then of keys."""
+    cursor: str
+    contents: bool
+    _kind: Kind[K, V]
+    _texts: frozenset[str] | None
+
+    def slices(self, bytes_max: int, rows_max: int) -> Iterator[tuple[list[Change[K, V]], bool]]:
+        """The changes, of about so many bytes, and of so many rows at most, at once; and whether they are the
+        last ones. Those of one key at one time stay together."""
+        rows = self.rows.num_rows
+        size = max(min(rows_max, bytes_max * rows // max(self.rows.nbytes, 1)), 1)
+        end = 0
+        while (start := end) < rows:
+            end = min(start + size, rows)
+            while not self.contents and end < rows and self._is_one_change(end):
+                end += 1
+            some = self.rows.slice(start, end - start)
+            changes = (
+                _contents_in(some, self._kind) if self.contents else _paired(some, self._kind, self._texts)
+            )
+            yield changes, end == rows
+
+    def _is_one_change(self, row: int) -> bool:
+        """Whether a row and that before it are of one key at one time."""
+        two = self.rows.slice(row - 1, 2)
+        first, second = column_texts(two.column("key"))
+        before, at = two.column("time").to_pylist()
+        return bool(first == second and before == at)
+
+
+def bound_feed(feed: Feed[Any, Any], step_bytes: int) -> None:
+    """Before it opens: its steps have about so many bytes, as far as keys and times can be cut."""
+    feed._step_bytes = step_bytes
+
+
+async def next_columns(feed: Feed[K, V]) -> ColumnsStep[K, V]:
+    """The next step of the feed, as columns."""
+    return await (await feed._open()).next(feed._as_columns)
+
+
 def updates_of(feed: Feed[Any, Any]) -> UpdateFeed[Any, Any]:
     """The updates that an open feed is made of."""
     if feed._updates is None:
         raise InvalidUsage(UsageKind.CLOSED, "the feed was not entered yet")
     return feed._updates
+
+
+def chosen_in(feed: Feed[Any, Any]) -> str:
+    """A text that tells the choice of keys from others; empty: all keys."""
+    return feed._chosen
+
+
+async def stack_of(feed: Feed[Any, Any]) -> Stack:
+    """What the table of a feed works with. It is opened, if it is not; the feed is not."""
+    return (await feed._opened()).shard.stack
 
 
 def changes_in(
@@ -152,7 +221,9 @@ def changes_in(
     """The updates of the step as changes, in order of time; `texts`: of these keys only."""
     if not step.updates.num_rows:
         return []
-    return _contents_in(step.updates, kind) if step.contents else _paired(step.updates, kind, texts)
+    if step.contents:
+        return _contents_in(step.updates, kind)
+    return _paired(sort_and_consolidate(step.updates, kind.schema), kind, texts)
 
 
 def _contents_in(updates: "pa.Table", kind: Kind[K, V]) -> list[Change[K, V]]:
@@ -161,8 +232,14 @@ def _contents_in(updates: "pa.Table", kind: Kind[K, V]) -> list[Change[K, V]]:
     return [Change(key, None, val, as_of) for key, val in zip(keys, vals, strict=True)]
 
 
-def _paired(updates: "pa.Table", kind: Kind[K, V], wanted: frozenset[str] | None) -> list[Change[K, V]]:
+def _in_order_of_time(updates: "pa.Table", kind: Kind[Any, Any]) -> "pa.Table":
+    """The updates, consolidated, in order of time, then of keys."""
     net = sort_and_consolidate(updates, kind.schema)
+    return net.take(pc.sort_indices(net, sort_keys=[("time", "ascending")])) if net.num_rows > 1 else net
+
+
+def _paired(net: "pa.Table", kind: Kind[K, V], wanted: frozenset[str] | None) -> list[Change[K, V]]:
+    """The changes of consolidated updates."""
     keys, vals = (field.decode(net.column(name)) for name, field in kind.columns())
     texts, _ = kind.texts(net)
     times, diffs = net.column("time").to_pylist(), net.column("diff").to_pylist()

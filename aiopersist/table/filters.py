@@ -11,6 +11,7 @@ from aiopersist.data.lazy import pa, pc
 from aiopersist.data.part import keys
 from aiopersist.data.part.select import check_where
 from aiopersist.data.refusal import Refusal
+from aiopersist.data.types.encodings import natural
 from aiopersist.data.types.schema import Schema
 from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind, shown
 
@@ -47,7 +48,7 @@ def any_key(schema: Schema[Any, Any, Any], some: Sequence[Any]) -> pc.Expression
 
 
 def _prefixed(schema: Schema[Any, Any, Any], prefix: Any) -> list[pc.Expression]:
-    t = schema.key.codec.arrow_type
+    t = natural(schema.key.codec.arrow_type)
     is_text = pa.types.is_string(t) or pa.types.is_binary(t)
     if not is_text or type(prefix) is not (str if pa.types.is_string(t) else bytes):
         text = f"prefix={shown(prefix)}: only keys that are str or bytes have prefixes, of their own type"

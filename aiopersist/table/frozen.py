@@ -14,11 +14,12 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any, NoReturn, TypeVar
 
 from aiopersist.errors import SinceViolation, Unsupported
-from aiopersist.table.courtesy import Ask
+from aiopersist.shard.register import Register
 from aiopersist.table.cut import Cut
+from aiopersist.table.handle import is_closed, opened
 from aiopersist.table.open import OpenTables
 from aiopersist.table.plan import PendingOperation
-from aiopersist.table.table import Table, is_closed, opened
+from aiopersist.table.table import Table
 from aiopersist.table.transaction import RunAgain, Touched, Transaction
 
 K = TypeVar("K")
@@ -36,7 +37,7 @@ class FrozenTransaction(Transaction):
     @property
     def is_frozen(self) -> bool:
         """Whether the body has read frozen tables alone, and written nothing."""
-        return self.touched.keys() <= self._names and not self.writes
+        return self.touched.keys() <= self._names and not self._writes
 
     async def get(self, table: Table[K, V], key: K) -> V | None:
         """As of the commit."""
@@ -95,14 +96,13 @@ class Attempted:
     def add(self, tx: Transaction) -> None:
         """The attempt has ended."""
         self.touched.update(tx.touched)
-        self._writes |= tx.writes
-        self.reads_ranges |= any(touched.ranges for touched in tx.touched.values())
+        self._writes |= tx._writes
+        self.reads_ranges |= bool([touched for touched in tx.touched.values() if touched.ranges])
 
-    async def ask(self, ask: Ask) -> None:
-        """Ask other clients to stand back from its tables."""
-        for some in self.touched.values():
-            if not is_closed(some.handle):
-                await ask((await opened(some.handle)).member.writer)
+    async def registers(self) -> list[Register]:
+        """Of its tables that are open."""
+        handles = [some.handle for some in self.touched.values() if not is_closed(some.handle)]
+        return [(await opened(handle)).member.register for handle in handles]
 
 
 async def freeze(tables: OpenTables, seen: Attempted) -> int:

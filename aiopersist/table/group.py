@@ -17,10 +17,10 @@ So no answer rests on a state older than the call.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
 from functools import partial
-from itertools import islice
+from operator import call
 
 from aiopersist.errors import (
     CodecMismatch,
@@ -32,25 +32,32 @@ from aiopersist.errors import (
     SubscriptionExpired,
     Unsupported,
     UpperMismatch,
-    UsageKind,
 )
-from aiopersist.frontier import successor
-from aiopersist.resource import run_bounded
-from aiopersist.shard.attempt import Slot
+from aiopersist.frontier import Antichain, successor
+from aiopersist.resource import for_each, run_bounded
+from aiopersist.shard import courtesy
+from aiopersist.shard.attempt import Attempt, Slot
+from aiopersist.shard.commit import settle
+from aiopersist.shard.queue import GroupQueue
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.command import micros
 from aiopersist.state.once import Once
+from aiopersist.state.remembering import Remember
+from aiopersist.state.subscriptions import Ack
 from aiopersist.state.writing import RepeatedMark, last_complete
 from aiopersist.subscription.joint import JointAcks
 from aiopersist.table.ahead import Ahead
-from aiopersist.table.courtesy import Courtesy
-from aiopersist.table.member import Member
+from aiopersist.table.held import SLICE_KEYS
+from aiopersist.table.member import Member, WrittenMember, check_distinct
 from aiopersist.table.plan import Done, PendingOperation, Plan, Planned, Repeated
-from aiopersist.write.append import ColumnsAppend, append_all
+from aiopersist.write.append import append_all
+from aiopersist.write.pending import PendingAppend
 
 OPERATIONS_MAX = 4096  # in a group: bounds how long the loop is busy with one
 LOOKS_AT_ONCE = 16  # heads read at the same time
+ANSWERS_AT_ONCE = 256  # calls that go on in one turn of the loop
+NOTHING: nullcontext[None] = nullcontext()
 ALONE_S = 1.0  # how long others wait for a transaction that runs alone
 
 
@@ -59,14 +66,14 @@ class TableCommits:
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._waiting: dict[PendingOperation, None] = {}
-        """In the order of the calls."""
+        self._queue = GroupQueue[PendingOperation](
+            stack.supervisor, "commit the operations of tables", self._carry_out_next
+        )
         self._taken: Sequence[PendingOperation] = ()
         """They are about to be planned."""
-        self.ahead = Ahead(lambda: (*self._taken, *self._waiting))
+        self.ahead = Ahead(lambda: (*self._taken, *self._queue.waiting))
         self._held: dict[PendingOperation, None] = {}
         """They go once that which runs alone waits, too."""
-        self._leader: asyncio.Task[None] | None = None
         self._alone = asyncio.Lock()
         self._free = asyncio.Event()
         """Whether nothing runs alone."""
@@ -74,27 +81,26 @@ class TableCommits:
         self.turn = asyncio.Lock()
         """Held while operations are carried out: a group, or a large put."""
         self._slots: defaultdict[Shard, Slot] = defaultdict(Slot)
-        """Of commits that move subscriptions to shards which they do not write."""
-        self.courtesy = Courtesy(stack)
+        """Of commits that move subscriptions, or record ids, in shards which they do not append to."""
         self._together = True
         """Whether the store writes several shards at one moment, as far as is known."""
 
     @property
     def queueing(self) -> int:
         """How many operations wait for the next group."""
-        return len(self._waiting) + len(self._held)
+        return len(self._queue.waiting) + len(self._held)
 
-    async def do(self, waiting: PendingOperation) -> Done | Repeated:
+    def do(self, waiting: PendingOperation) -> Awaitable[Done | Repeated]:
         """Carry it out, and return once it is durable. A call that is cancelled before its group was taken
         does nothing; later it may happen."""
         self.add(waiting)
-        return await self.answer(waiting)
+        return self.answer(waiting)
 
     def add(self, waiting: PendingOperation, *, alone: bool = False) -> None:
         """Let it wait for the next group. `answer` must follow."""
         waiting.origin = self._stack.tracing.origin()
         if alone or self._free.is_set():
-            self._queue(waiting)
+            self._enqueue(waiting)
         else:
             self._held[waiting] = None
 
@@ -102,11 +108,11 @@ class TableCommits:
         """Return once it is durable."""
         try:
             return await waiting.answer
-        finally:
+        except BaseException:  # perhaps it is cancelled, and waits still
             self._held.pop(waiting, None)
-            if waiting in self._waiting:
-                del self._waiting[waiting]
+            if self._queue.withdraw(waiting):
                 self.ahead.begin_anew()
+            raise
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
@@ -123,8 +129,7 @@ class TableCommits:
 
     async def quiet(self) -> None:
         """Within `alone`: wait until what waited before is decided, for `ALONE_S` at most."""
-        if self._leader is not None and not self._leader.done():
-            await asyncio.wait([self._leader], timeout=ALONE_S)
+        await self._queue.idle(ALONE_S)
 
     async def free(self) -> None:
         """Return once nothing runs alone, or that has taken its time."""
@@ -133,24 +138,17 @@ class TableCommits:
     def _let_go(self) -> None:
         held, self._held = self._held, {}
         for waiting in held:
-            self._queue(waiting)
+            self._enqueue(waiting)
         self._free.set()
         self._alone.release()
 
-    def _queue(self, waiting: PendingOperation) -> None:
-        self._waiting[waiting] = None
+    def _enqueue(self, waiting: PendingOperation) -> None:
+        self._queue.add(waiting)
         self.ahead.came(waiting)
-        if self._leader is None or self._leader.done():
-            self._leader = self._stack.supervisor.spawn(self._lead(), "commit the operations of tables")
 
-    async def _lead(self) -> None:
-        while self._waiting:
-            await self.courtesy.after_you()
-            async with self.turn:
-                group = list(islice(self._waiting, OPERATIONS_MAX))
-                for waiting in group:
-                    del self._waiting[waiting]
-                await self._answered(group)
+    async def _carry_out_next(self) -> None:
+        async with self.turn:
+            await self._answered(self._queue.take(OPERATIONS_MAX))
 
     async def decided(self) -> None:
         """Return once the operations that were taken before this call have happened, or never will."""
@@ -160,8 +158,12 @@ class TableCommits:
     async def _answered(self, group: Sequence[PendingOperation]) -> None:
         """Carry them out; each gets an answer, or the error."""
         try:
-            with self._stack.tracing.group(waiting.origin for waiting in group):
-                await self._carry_out(group)
+            tracing = self._stack.tracing
+            with tracing.group(waiting.origin for waiting in group) if tracing.on else NOTHING:
+                try:
+                    await self._in_rounds(group)
+                finally:
+                    self._plans((), None)
         except (
             CodecMismatch,
             Corruption,
@@ -194,34 +196,28 @@ class TableCommits:
             for waiting in left:
                 await self._answered([waiting])
 
-    async def _carry_out(self, group: Sequence[PendingOperation]) -> None:
-        """Answer all of them."""
-        try:
-            await self._in_rounds(group)
-        finally:
-            self._plans((), None)
-
     def _plans(self, group: Sequence[PendingOperation], plan: Plan | None) -> None:
         """This group has that plan, or none yet."""
-        self._taken = group if plan is None else ()
+        self._taken = group if plan is None else plan.left
         self.ahead.planned({} if plan is None else plan.overlays)
 
     async def _in_rounds(self, group: Sequence[PendingOperation]) -> None:
         looked: set[Member] = set()
         while group := [waiting for waiting in group if not waiting.answer.done()]:
             self._plans(group, None)
-            members = dict.fromkeys(member for waiting in group for member in waiting.shards)
-            if len(members) > 1 and not self._together and len({frozenset(w.shards) for w in group}) > 1:
-                raise Unsupported("the store writes one shard at a time")
-            _check_distinct(members)
-            await self.courtesy.stand_back(member.writer.shard.register for member in members)
+            members = dict.fromkeys([member for waiting in group for member in waiting.shards])
+            if len(members) > 1:
+                if not self._together and len({frozenset(w.shards) for w in group}) > 1:
+                    raise Unsupported("the store writes one shard at a time")
+                check_distinct(members)
+            if await courtesy.stand_back([member.register for member in members]):
+                await run_bounded(LOOKS_AT_ONCE, [member.look for member in members])
             for member in members:
                 await member.catch_up()
             now = await self._stack.clock.now()
-            with ExitStack() as kept:
-                await _know(group, kept)
-                plan = Plan((waiting for waiting in group if not waiting.answer.done()), now)
-                self._plans(group, plan)
+            plan = await self._planned(group, members, now)
+            if plan is None:
+                continue
             if parts := plan.parts:
                 for planned in parts:
                     planned.check()
@@ -229,21 +225,100 @@ class TableCommits:
                 try:
                     time = await self._commit(parts, plan.acks, now)
                 except UpperMismatch:
-                    self.courtesy.lost()
                     looked |= written  # it follows a look at each of them
                     continue
                 except RepeatedMark:  # another client has recorded one of the ids meanwhile
                     continue
                 except (InvalidUsage, OpaqueMismatch, SubscriptionExpired):
-                    if plan.acks.is_refused:  # by now: then its operation is told by the next plan
+                    if plan.acks.refusal() is not None:  # by now: then its operation is told by the next plan
                         continue
                     raise
-                for waiting in group:
-                    if written.issuperset(waiting.members):
-                        waiting.give_outcome(time)
+                await self._done(group, parts, time)
             else:
-                _answer(group, looked, together=False)
-                _answer(group, await self._settled(group, plan, looked), together=True)
+                await self._answer([waiting for waiting in group if len(waiting.members) == 1], looked)
+                await self._answer(group, await self._settled(group, plan, looked))
+
+    async def _planned(
+        self, group: Sequence[PendingOperation], members: Iterable[Member], now: float
+    ) -> Plan | None:
+        """The plan of the group, made in several turns of the loop; `None` if a view has moved meanwhile."""
+        kept: ExitStack | None = None
+        try:
+            if [member for member in members if not member.knows_all]:
+                await self._know(group, kept := ExitStack())
+            plan, began_at = Plan(group, now), {m.register: m.register.seqno for m in members}
+            for _ in plan.steps():
+                await self._stack.runtime.sleep(0)
+            if plan.is_current:
+                self._plans(group, plan)
+                return plan
+        finally:
+            if kept is not None:
+                kept.close()
+        if races := {register: seqno for register, seqno in began_at.items() if register.seqno != seqno}:
+            await courtesy.lost(races)  # another client came meanwhile
+        return None
+
+    async def _know(self, group: Sequence[PendingOperation], kept: ExitStack) -> None:
+        """Look up the keys that the group names and that views do not know, until no view has one. All of
+        them are kept, so this ends, and the plan finds them; a view may cease to have all meanwhile."""
+        keeping = set[Member]()
+        while True:
+            parted = {m for waiting in group for m in waiting.members if not m.knows_all} - keeping
+            together: dict[Member, dict[str, None]] = {member: {} for member in parted}
+            unknown: dict[Member, dict[str, None]] = {}
+            for waiting in group:
+                for member, keys in zip(waiting.members, waiting.keys, strict=True):
+                    if member in parted and len(keys) > SLICE_KEYS:
+                        kept.enter_context(member.keeping(keys))
+                    elif member in parted:
+                        together[member].update(dict.fromkeys(keys))
+                    found = dict.fromkeys(member.unknown(keys))
+                    if found and unknown.setdefault(member, found) is not found:
+                        unknown[member].update(found)
+            for member, some in together.items():
+                kept.enter_context(member.keeping(some))
+            keeping |= parted
+            if not unknown:
+                return
+            jobs = [partial(member.know, keys) for member, keys in unknown.items()]
+            await run_bounded(LOOKS_AT_ONCE, jobs)
+
+    async def _done(self, group: Sequence[PendingOperation], parts: Sequence[Planned], time: int) -> None:
+        """The commit at `time` has these: let their views have it, all in one turn of the loop, since bodies
+        read them together (`cut.py`), and answer."""
+        upper = successor(time)
+        try:
+            if max([len(planned.made.changes) for planned in parts]) <= SLICE_KEYS:
+                for planned in parts:
+                    planned.member.take(planned.lower, upper, planned.made.changes)
+                if settling := [task for planned in parts if (task := planned.member.settling)]:
+                    await asyncio.wait(settling)
+            else:
+                await self._take_many(parts, upper)
+        finally:  # it is durable, whatever becomes of the views
+            await self._answer(group, {planned.member for planned in parts}, time)
+
+    async def _take_many(self, parts: Sequence[Planned], upper: Antichain) -> None:
+        """The same where it takes long."""
+        async with AsyncExitStack() as prepared:
+            taking = [
+                planned.member.committed(planned.lower, upper, planned.made.changes) for planned in parts
+            ]
+            for take in [await prepared.enter_async_context(each) for each in taking]:
+                if take is not None:
+                    take()
+
+    async def _answer(
+        self, group: Iterable[PendingOperation], known: set[Member], time: int | None = None
+    ) -> None:
+        """Answer those whose tables are known to be as they saw them, at `time`, or up to now."""
+        answers = [
+            partial(waiting.give_outcome, _time_of(waiting) if time is None else time)
+            for waiting in group
+            if known.issuperset(waiting.members)
+        ]
+        await for_each(answers, call, ANSWERS_AT_ONCE, self._stack.runtime)
 
     async def _settled(
         self, group: Iterable[PendingOperation], plan: Plan, looked: set[Member]
@@ -257,58 +332,58 @@ class TableCommits:
 
     async def _commit(self, parts: Sequence[Planned], acks: JointAcks, now: float) -> int:
         """Write these shards at one time, with `acks`, and return it."""
-        least = (planned.lower.time for planned in parts)
-        time = max(micros(now), self._stack.clock.seen, *(t for t in least if isinstance(t, int)))
-        upper = successor(time)
-        joined = await acks.intents({planned.member.writer.shard for planned in parts}, self._slots)
-        appends = [_append(planned, acks, time, self._stack.settings.once_keep_s) for planned in parts]
-        began = self._stack.runtime.monotonic()
-        await append_all(appends, joined)
-        took_s = self._stack.runtime.monotonic() - began
-        self.courtesy.won((planned.member.writer.shard.register for planned in parts), upper, took_s)
-        acks.committed()
+        least = [time for planned in parts for time in planned.lower.elements if isinstance(time, int)]
+        time = max(micros(now), self._stack.clock.seen, *least)
+        appends: list[PendingAppend] = []
+        records: list[Planned] = []
+        has_acks = bool(acks)
         for planned in parts:
-            planned.member.committed(planned.lower, upper, planned.made.changes)
+            if isinstance(planned.member, WrittenMember):
+                to = acks.to(planned.member.shard) if has_acks else ()
+                appends.append(await self._append(planned, planned.member, to, time))
+            else:
+                records.append(planned)
+        if not records and not has_acks:
+            await append_all(appends, apart=False)
+            return time
+        try:
+            joined = [await self._remembered(planned, time) for planned in records]
+            if has_acks:
+                joined += await acks.attempts({planned.member.shard for planned in parts}, self._slots)
+            with acks.sending() if has_acks else NOTHING:
+                await append_all(appends, joined, apart=False)
+        finally:  # keep no shard but those whose attempts are to be settled
+            busy = {shard: slot for shard, slot in self._slots.items() if slot.busy}
+            self._slots = defaultdict(Slot, busy)
         return time
 
+    async def _remembered(self, planned: Planned, time: int) -> Attempt:
+        """What records the ids of the group in a shard that it does not append to, once an earlier such
+        commit is settled."""
+        shard, settings = planned.member.shard, self._stack.settings
+        await settle(self._slots[shard])
+        once = Once(tuple(planned.hashes), settings.once_keep_s)
+        command = Remember(planned.transactions, once, time, settings.txn_ids_max)
+        return Attempt(shard.register, command, self._slots[shard])
 
-def _check_distinct(members: Collection[Member]) -> None:
-    """`InvalidUsage` if two views of one table take part: it has one version in a commit."""
-    seen: set[Shard] = set()
-    for member in members:
-        shard = member.writer.shard
-        if shard in seen:
-            text = f"{shard.label} takes part twice: by its name and its id, or with two types"
-            raise InvalidUsage(UsageKind.INVALID_APPEND, text, shard_id=shard.id)
-        seen.add(shard)
+    async def settled(self, shard: Shard) -> None:
+        """Return once no commit of ids to `shard` is under way, and no outcome unknown."""
+        async with self.turn:
+            if shard in self._slots:
+                await settle(self._slots[shard])
 
-
-async def _know(group: Sequence[PendingOperation], kept: ExitStack) -> None:
-    """Look up the keys that the group names and that views do not know, until no view has one. What was
-    looked up is kept, so this ends."""
-    while True:
-        unknown: dict[Member, dict[str, None]] = {}
-        for waiting in group:
-            for member, keys in zip(waiting.members, waiting.keys, strict=True):
-                if found := member.unknown(keys):
-                    unknown.setdefault(member, {}).update(dict.fromkeys(found))
-        if not unknown:
-            return
-        for member, keys in unknown.items():
-            kept.enter_context(member.keeping(keys))
-        await run_bounded(LOOKS_AT_ONCE, [partial(member.know, keys) for member, keys in unknown.items()])
+    async def _append(
+        self, planned: Planned, member: WrittenMember, acks: tuple[Ack, ...], time: int
+    ) -> PendingAppend:
+        once = Once(tuple(planned.hashes), self._stack.settings.once_keep_s)
+        made, updates = planned.made, None
+        if made.changes or made.rows:
+            updates = await self._stack.compute_few(made.size, member.updates, made, time)
+        bounds, marks = (planned.lower, successor(time)), (planned.transactions, once)
+        return PendingAppend(member.writer, *bounds, updates, *marks, is_of_a_table=True, acks=acks)
 
 
-def _append(planned: Planned, acks: JointAcks, time: int, keep_s: float) -> ColumnsAppend:
-    member, once = planned.member, Once(tuple(planned.hashes), keep_s)
-    updates = member.updates(planned.made, time)
-    marks, to = (planned.transactions, once), acks.to(member.writer.shard)
-    return ColumnsAppend(member.writer, planned.lower, successor(time), *marks, acks=to, updates=updates)
-
-
-def _answer(group: Iterable[PendingOperation], known: set[Member], *, together: bool) -> None:
-    """Answer those whose tables are known to be as they saw them: all at one moment, or there is only one."""
-    for waiting in group:
-        if known.issuperset(waiting.members) and (together or len(waiting.members) == 1):
-            uppers = [last_complete(member.upper) for member in waiting.members]
-            waiting.give_outcome(max(uppers, default=0))  # a body may raise before it touches a table
+def _time_of(waiting: PendingOperation) -> int:
+    """The last moment of which its tables are known."""
+    uppers = (last_complete(member.upper) for member in waiting.members)
+    return max(uppers, default=0)  # a body may raise before it touches a table

@@ -7,7 +7,7 @@ made of the text anew, so a caller may change it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aiopersist.data.jsonable import column_from_texts, column_texts
@@ -15,12 +15,15 @@ from aiopersist.data.lazy import pa
 from aiopersist.data.plain import empty_table
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.texts import reader_of, writer_of
+from aiopersist.data.types.encodings import encoded_as, identity
+from aiopersist.data.types.kept import check_kept, keeps_all
 from aiopersist.data.types.nested import Instances, Lists, Structs
 from aiopersist.data.types.readable import check_readable
-from aiopersist.data.types.schema import Schema
-from aiopersist.data.updates.consolidate import has_lists
+from aiopersist.data.types.schema import Schema, plain_types
+from aiopersist.data.updates.consolidate import contents, has_lists
 from aiopersist.data.updates.convert import chunks_of, is_arrow, to_table
 from aiopersist.data.updates.sizes import check_update_size
+from aiopersist.data.updates.tiny import TINY_ROWS, Tiny, tiny
 from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind, shown
 
 if TYPE_CHECKING:
@@ -38,7 +41,9 @@ class Kind(Generic[K, V]):
 
     def __init__(self, name: str, key: Any, val: Any) -> None:
         self.name = name
-        self.schema: Schema[K, V, int] = Schema(key, val)
+        self._take(Schema(key, val))
+        self.identity = identity(self.schema)
+        """Of its types, however texts and bytes are encoded."""
         for what, field in (("keys", self.schema.key), ("vals", self.schema.val)):
             if field.nullable or pa.types.is_null(field.codec.arrow_type):
                 text = f"table {name!r}: its {what} admit None, which stands for absent"
@@ -46,9 +51,20 @@ class Kind(Generic[K, V]):
         if not _is_hashable(self.schema.key):
             text = f"table {name!r}: its keys are or hold lists or dicts, which cannot be looked up"
             raise InvalidUsage(UsageKind.INVALID_TYPE, text)
+
+    def encode_as(self, stored: Schema[Any, Any, Any]) -> None:
+        """Encode texts and bytes as the table does, whose schema is `stored`."""
+        schema = encoded_as(self.schema, stored)
+        if schema is not self.schema:
+            self._take(schema)
+
+    def _take(self, schema: Schema[K, V, int]) -> None:
+        self.schema = schema
         self._key_text, self._val_text = writer_of(self.schema.key), writer_of(self.schema.val)
-        self._val = reader_of(self.schema.val)
-        self._is_plain = self._val is not None and reader_of(self.schema.key) is not None
+        self._keeps_keys = keeps_all(self.schema.key)
+        self._val, key = reader_of(self.schema.val), reader_of(self.schema.key)
+        self._is_plain = self._val is not None and key is not None
+        self._few = (key, self._val) if key and self._val and plain_types(self.schema) else None
         self.has_lists = has_lists(self.schema.val.codec.arrow_type)
 
     @property
@@ -78,7 +94,10 @@ class Kind(Generic[K, V]):
 
     def _texts(self, what: str, field: Field, values: Sequence[Any]) -> list[str]:
         try:
-            return column_texts(field.encode(values))
+            column = field.encode(values)
+            if what == "key":
+                self._check_kept(values)
+            return column_texts(column)
         except Refusal as refusal:
             row = refusal.row if len(values) > 1 else None
             raise InvalidUpdate(f"table {self.name!r}: {what}: {refusal.reason}", row=row) from refusal
@@ -96,11 +115,12 @@ class Kind(Generic[K, V]):
 
     def pairs(self, given: Any) -> Any:
         """Entries as `chunks_of` takes them; `InvalidUpdate` for what has none."""
-        pairs = given.items() if isinstance(given, Mapping) else given
+        pairs = pairs_of(given)
         if not is_arrow(pairs) and not isinstance(pairs, Iterable):
             text = f"table {self.name!r}: {shown(given)} is neither a mapping, nor pairs, nor Arrow data"
             raise InvalidUpdate(text)
-        return pairs
+        is_flat = is_arrow(pairs) or isinstance(given, Mapping | str | bytes | bytearray | type)
+        return pairs if is_flat else _flattened(pairs)
 
     def columns_of(self, chunk: Any, size_max: int, row_base: int) -> pa.Table:
         """A chunk of entries as columns `key` and `val`, checked; its first row has the number `row_base`."""
@@ -108,7 +128,17 @@ class Kind(Generic[K, V]):
         check_update_size(table, size_max, row_base=row_base)
         if is_arrow(chunk):
             self._check_readable(table, row_base)
+        else:
+            try:
+                self._check_kept([row[0] for row in chunk])
+            except Refusal as refusal:
+                text = f"table {self.name!r}: key: {refusal.reason}"
+                raise InvalidUpdate(text, row=row_base + refusal.row) from refusal
         return table
+
+    def _check_kept(self, keys: Sequence[Any]) -> None:
+        if not self._keeps_keys:
+            check_kept(self.schema.key, keys)
 
     def _check_readable(self, table: pa.Table, row_base: int) -> None:
         for name, field in self.columns():
@@ -118,9 +148,20 @@ class Kind(Generic[K, V]):
                 text = f"table {self.name!r}: {name}: {refusal.reason}"
                 raise InvalidUpdate(text, row=row_base + refusal.row) from refusal
 
-    def texts(self, contents: pa.Table) -> tuple[list[str], list[str]]:
+    def texts(self, rows: pa.Table) -> tuple[list[str], list[str]]:
         """The texts of the keys and of the vals of a table of columns."""
-        return column_texts(contents.column("key")), column_texts(contents.column("val"))
+        return column_texts(rows.column("key")), column_texts(rows.column("val"))
+
+    def changes(self, updates: pa.Table) -> dict[str, str | None]:
+        """The new vals by key, of updates in any order."""
+        net = contents(updates, self.schema)
+        keys, vals = self.texts(net)
+        diffs = net.column("diff").to_pylist()
+        changes: dict[str, str | None] = dict.fromkeys(
+            key for key, diff in zip(keys, diffs, strict=True) if diff < 0
+        )
+        changes.update((key, val) for key, val, diff in zip(keys, vals, diffs, strict=True) if diff > 0)
+        return changes
 
     def entry(self, key: Any, val: Any, size_max: int) -> tuple[str, str]:
         """The texts of one entry, of at most `size_max` bytes; `InvalidUpdate`."""
@@ -154,6 +195,22 @@ class Kind(Generic[K, V]):
     def columns(self) -> tuple[tuple[str, Field], tuple[str, Field]]:
         """The names and fields of the columns of keys and vals."""
         return ("key", self.schema.key), ("val", self.schema.val)
+
+    def few_updates(
+        self, changes: Mapping[str, str | None], old: Mapping[str, str | None], time: int
+    ) -> Tiny | None:
+        """`updates` of a few keys without Arrow; `None` if they are many, or of types that need columns."""
+        if self._few is None or not 0 < len(changes) <= TINY_ROWS // 2:
+            return None
+        key_of, val_of = self._few
+        rows = []
+        for text, val in changes.items():
+            key, was = key_of(text), old[text]
+            if was is not None:
+                rows.append((key, val_of(was), time, -1))
+            if val is not None:
+                rows.append((key, val_of(val), time, 1))
+        return tiny(rows, self.schema)
 
     def updates(
         self, changes: Mapping[str, str | None], old: Mapping[str, str | None], time: int
@@ -191,6 +248,21 @@ def listed(keys: Iterable[K]) -> list[K]:
     return list(keys)
 
 
-def has_arrow(given: Iterable[Any]) -> bool:
-    """Whether its items are Arrow data, of which a few may be much."""
-    return is_arrow(next(iter(given), None))
+def pairs_of(given: Any) -> Any:
+    """What is given; of a mapping its items."""
+    return given.items() if isinstance(given, Mapping) else given
+
+
+def _flattened(items: Iterable[Any]) -> Iterator[Any]:
+    """The items, and those of mappings among them one by one."""
+    for item in items:
+        if type(item) is not tuple and isinstance(item, Mapping):
+            yield from item.items()
+        else:
+            yield item
+
+
+def has_many(given: Iterable[Any]) -> bool:
+    """Whether its items are mappings or Arrow data, of which a few may be much."""
+    first = next(iter(given), None)
+    return isinstance(first, Mapping) or is_arrow(first)

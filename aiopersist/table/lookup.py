@@ -1,4 +1,5 @@
-"""Keys looked up in a shard: by the statistics of parts, then by those of row groups.
+"""What a view reads: all contents, or keys that are looked up, by the statistics of parts, then by those of
+row groups.
 
 A key of a table that is compacted to one run costs at most two requests: for the index of a part, and for a
 row group; an index that was read lately costs none. A compaction leaves the history of a key in one part.
@@ -13,9 +14,10 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from aiopersist.data.jsonable import column_from_texts
-from aiopersist.data.lazy import pa
+from aiopersist.data.jsonable import SLICE_ROWS, column_from_texts
+from aiopersist.data.lazy import pa, pc
 from aiopersist.data.part.wanted import WantedKeys
+from aiopersist.data.plain import int64_scalar
 from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.consolidate import contents
 from aiopersist.frontier import Time
@@ -23,8 +25,10 @@ from aiopersist.parts.fetch import Named, Selection
 from aiopersist.read.query import Query
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import groups, parts_at
-from aiopersist.resource import Supervisor, run_bounded
+from aiopersist.resource import run_bounded
 from aiopersist.state.model import State
+from aiopersist.supervisor import Supervisor
+from aiopersist.table.held import Whole
 from aiopersist.table.kind import Kind
 
 AT_ONCE = 4  # look-ups of one table; keys that come meanwhile share the next
@@ -97,3 +101,19 @@ class LookUps:
         async with self._room:
             keys, self._keys, self._next = list(self._keys), {}, None
             await self._work(keys)
+
+
+def whole_of(kind: Kind[Any, Any], updates: pa.Table) -> Whole:
+    """All contents, of updates in any order. If none is a retraction, they are it: a key has at most one
+    val."""
+    if not pc.all(pc.equal(updates.column("diff"), int64_scalar(1))).as_py():
+        updates = contents(updates, kind.schema)
+    whole = Whole()
+    add_all(whole, kind, updates)
+    return whole
+
+
+def add_all(whole: Whole, kind: Kind[Any, Any], found: pa.Table | pa.RecordBatch) -> None:
+    """Add contents of other keys."""
+    for start in range(0, found.num_rows, SLICE_ROWS):
+        whole.add(*kind.texts(found.slice(start, SLICE_ROWS)))

@@ -1,15 +1,20 @@
 """The tables that a client has open: one view and one writer for each, shared by all who name it."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 from aiopersist.data.lazy import are_imported, import_all, warm_up
-from aiopersist.errors import InvalidUsage, ShardFinalized, UsageKind
+from aiopersist.errors import InvalidUsage, ShardFinalized, UnknownShard, UsageKind
 from aiopersist.failures import Backoff
+from aiopersist.frontier import Antichain
 from aiopersist.read.session import ReadSession
-from aiopersist.resource import RELEASE_DEADLINE_S, Opening, Resource, Scope
+from aiopersist.resource import Opening, Resource, Scope, shared
+from aiopersist.shard.instant import LOOK_S, has_passed, wall_time
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards
 from aiopersist.state.model import Clock
@@ -17,14 +22,25 @@ from aiopersist.storage.readonly import refuse
 from aiopersist.table.group import TableCommits
 from aiopersist.table.kind import Kind
 from aiopersist.table.member import TableMember
+from aiopersist.table.pace import ConversionPace
 from aiopersist.table.view import View
 from aiopersist.write.session import Session
 from aiopersist.write.staged import StagingContext
 
+PASSED_S = 0.001  # until the clock of the store is beyond a moment
 PARQUET, POLARS = "pyarrow.parquet", "polars"
 FILTERS = ("pyarrow.acero",)  # imported by the first condition on a table
 
+UNCHANGING = frozenset({str, bytes, int, float, bool, datetime})  # types of values that nobody changes
+
+K = TypeVar("K")
+R = TypeVar("R")
+V = TypeVar("V")
 T = TypeVar("T")
+
+
+class NotMade(UnknownShard):
+    """A read came before the table was made: there is nothing to read. Reads make none."""
 
 
 class OpenTable(Resource):
@@ -50,9 +66,12 @@ class OpenTable(Resource):
         """Handles, subscriptions and transactions; the last one closes it."""
 
     @classmethod
-    async def open(cls, shards: Shards, kind: Kind[Any, Any], resident: bool | None) -> "OpenTable":
-        """Create the shard if it does not exist, and read its contents, if they are to be resident."""
-        shard = await _table_shard(shards, kind)
+    async def open(
+        cls, shards: Shards, kind: Kind[Any, Any], resident: bool | None, *, make: bool
+    ) -> "OpenTable":
+        """Read the contents, if they are to be resident. If the shard does not exist, create it, or, unless
+        `make`, raise `NotMade`."""
+        shard = await _table_shard(shards, kind, make=make)
         await shard.hold.acquire()
         reading: ReadSession[Any, Any] = ReadSession(shard, kind.schema, shards.scope, None)
         try:
@@ -84,11 +103,11 @@ class OpenTable(Resource):
 
     async def _follow(self) -> None:
         """Keep the view near the newest state, for gets that look at no head."""
-        register = self.shard.register
+        register, own = self.shard.register, None if self._writing is None else self._writing.slot
         backoff = Backoff(self.shard.stack.supervisor.failures, f"following {self.shard.label}")
         while True:
             try:
-                await register.wait(lambda state: True if self.view.is_behind else None)
+                await register.wait(lambda state: True if self.view.is_behind else None, own=own)
                 await self.view.catch_up()
                 backoff.succeeded()
             except ShardFinalized:
@@ -103,10 +122,9 @@ class OpenTable(Resource):
         if self._following is not None:
             self._following.cancel()
         self.view.close()
-        if self._writing is not None:
-            await self._writing.aclose()
-        release = self.shard.stack.supervisor.spawn(self.reading.release(), "release a table")
-        await asyncio.wait([release], timeout=RELEASE_DEADLINE_S)
+        tasks = [] if self._writing is None else self._writing.closing()
+        tasks.append(self.shard.stack.supervisor.spawn(self.reading.release(), "release a table"))
+        await self.shard.stack.supervisor.released(*tasks)
 
 
 _Key = tuple[str, str]
@@ -115,7 +133,7 @@ _Key = tuple[str, str]
 def _key(kind: Kind[Any, Any]) -> _Key:
     """The name, and the types: those of a table may gain fields, and then the old ones are views of their
     own, which cannot write."""
-    return kind.name, str(kind.schema.to_record())
+    return kind.name, kind.identity
 
 
 class OpenTables:
@@ -124,6 +142,7 @@ class OpenTables:
     def __init__(self, shards: Shards) -> None:
         self.shards = shards
         self.group = TableCommits(shards.stack)
+        self.pace = ConversionPace()
         self._open: dict[_Key, asyncio.Task[OpenTable]] = {}
         self._warming: asyncio.Task[None] | None = None
         self._is_ready = False
@@ -132,19 +151,44 @@ class OpenTables:
         """Return when the event loop can make columns of values, and filter them: what is imported then, also
         pandas, if it is installed, is imported on a thread. Calls that wait go on in their order."""
         if not self._is_ready:
+            self.shards.calls.check()
             if self._warming is None or self._warming.done():
                 work = self.shards.stack.compute(_warm_up)
                 self._warming = self.shards.stack.supervisor.spawn(work, "import what columns need")
             await asyncio.shield(self._warming)
             self._is_ready = True
 
-    async def taken(self, *given: T) -> tuple[T, ...]:
-        """Keys and vals as they are at the call, when it is `ready`: their owner may change them later."""
-        if self._is_ready:
-            return given
-        taken = _copied(given)
-        await self.ready()
-        return taken
+    async def converted(self, convert: Callable[..., R], *given: object) -> R:
+        """What `convert` makes of keys and vals as they are at the call, when it is `ready`: their owner may
+        change them later."""
+        if not self._is_ready:
+            given = _copied(given)
+            await self.ready()
+        if not UNCHANGING.issuperset(map(type, given)):
+            result = convert(*given)
+            await self.pace.turn(*given)
+            return result
+        await self.pace.turn(*given)
+        return convert(*given)
+
+    async def decoded(self, kind: Kind[Any, V], texts: Sequence[tuple[K, str]]) -> dict[K, V]:
+        """The vals by key, of their texts."""
+        keys, vals = [key for key, _ in texts], [text for _, text in texts]
+        compute = self.shards.stack.compute_few
+        return dict(
+            zip(keys, await compute(sum(map(len, vals)), kind.vals, vals) if vals else (), strict=True)
+        )
+
+    async def passed(self, as_of: int | datetime) -> bool:
+        """Whether the moment has passed, for a table that does not exist: one that a later look does not find
+        was empty then, for good. Commits of this client come later, and those of others by the store's clock.
+        If not, a while passes."""
+        stack, time = self.shards.stack, wall_time(as_of)
+        if await has_passed(stack.clock, time):
+            stack.clock.saw(Antichain(time + 1))
+            return True
+        await stack.runtime.sleep(min(max(time / 1e6 - stack.clock.read()[0], 0.0), LOOK_S) + PASSED_S)
+        return False
 
     async def _ready_for(self, kind: Kind[Any, Any]) -> None:
         """Import what the views of such tables need on the event loop."""
@@ -154,25 +198,22 @@ class OpenTables:
         if not are_imported(modules):
             await self.shards.stack.compute(import_all, modules)
 
-    def acquiring(self, kind: Kind[Any, Any], resident: bool | None) -> "asyncio.Task[OpenTable]":
+    def acquiring(
+        self, kind: Kind[Any, Any], resident: bool | None, *, make: bool
+    ) -> "asyncio.Task[OpenTable]":
         """A task that acquires the table, whoever waits for it."""
         self.shards.calls.check()
-        return self.shards.stack.supervisor.spawn(self.acquire(kind, resident), "open a table")
+        return self.shards.stack.supervisor.spawn(self.acquire(kind, resident, make=make), "open a table")
 
-    async def acquire(self, kind: Kind[Any, Any], resident: bool | None = None) -> OpenTable:
+    async def acquire(
+        self, kind: Kind[Any, Any], resident: bool | None = None, *, make: bool = True
+    ) -> OpenTable:
         """The open table of that name and those types, opened if it is not; `CodecMismatch` if these are not
-        stored. The last caller who says so decides whether it is resident."""
+        stored, `NotMade` if it does not exist, unless `make`. The last caller who says so decides whether it
+        is resident."""
         await self._ready_for(kind)
-        key = _key(kind)
-        task = self._open.get(key)
-        if task is not None and task.done() and (task.cancelled() or task.exception() or _is_over(task)):
-            task = None
-        if task is None:
-            opening = self.shards.opening(
-                lambda: OpenTable.open(self.shards, kind, resident), f"client.table({kind.name!r})"
-            )
-            task = self._open[key] = self.shards.stack.supervisor.spawn(opened(opening), "open a table")
-        table: OpenTable = await asyncio.shield(task)
+        table = await until_made(lambda: self._opening(kind, resident, make=make), make=make)
+        kind.encode_as(table.kind.schema)
         table.users += 1
         try:
             await table.view.become(resident)
@@ -181,12 +222,32 @@ class OpenTables:
             raise
         return table
 
+    def _opening(
+        self, kind: Kind[Any, Any], resident: bool | None, *, make: bool
+    ) -> "tuple[asyncio.Task[OpenTable], bool]":
+        """The task that opens the table, and whether this call began it."""
+        key = _key(kind)
+        task = self._open.get(key)
+        if task is not None and not has_failed(task) and not (task.done() and _is_over(task)):
+            return task, False
+        opening = self.shards.opening(
+            lambda: OpenTable.open(self.shards, kind, resident, make=make), f"client.table({kind.name!r})"
+        )
+        task = self._open[key] = self.shards.stack.supervisor.spawn(opened(opening), "open a table")
+        task.add_done_callback(partial(self._forget, key))
+        return task, True
+
+    def _forget(self, key: _Key, task: "asyncio.Task[OpenTable]") -> None:
+        """Keep no opening that failed."""
+        if has_failed(task) and self._open.get(key) is task:
+            del self._open[key]
+
     async def releasing(self, acquiring: "asyncio.Task[OpenTable]") -> None:
         """Release what was acquired. Waits for an opening that is under way, but not for ever: then it goes
         on by itself."""
         if not acquiring.done():
             release = self.shards.stack.supervisor.spawn(self._release_later(acquiring), "release a table")
-            await asyncio.wait([release], timeout=RELEASE_DEADLINE_S)
+            await self.shards.stack.supervisor.released(release)
         elif not acquiring.cancelled() and not acquiring.exception():
             await self.release(acquiring.result())
 
@@ -238,9 +299,37 @@ def _is_over(task: "asyncio.Task[OpenTable]") -> bool:
     return table._scope.closed or table.shard.state.finalized
 
 
-async def _table_shard(shards: Shards, kind: Kind[Any, Any]) -> Shard:
+async def until_made(
+    opening: "Callable[[], tuple[asyncio.Task[OpenTable], bool]]", *, make: bool
+) -> OpenTable:
+    """The table that the task of `opening` opens, which tells whether this call began it. `NotMade`, unless
+    `make`, if a task says so that began after this call: the first one may be that of another, which has
+    looked before. One that is for a read makes no table."""
+    has_begun = False
+    while True:
+        task, is_own = opening()
+        has_begun |= is_own
+        try:
+            return await shared(task)
+        except NotMade:
+            if has_begun and not make:
+                raise
+        has_begun = True  # a task that failed is not joined again: the next one is new
+
+
+def has_failed(task: "asyncio.Task[OpenTable]") -> bool:
+    """Whether there is no table, and none comes."""
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+async def _table_shard(shards: Shards, kind: Kind[Any, Any], *, make: bool) -> Shard:
     if shards.stack.readonly:
         shard = await shards.existing(kind.name)
+    elif not make:
+        try:
+            shard = await shards.existing(kind.name)
+        except UnknownShard as error:
+            raise NotMade(f"table {kind.name!r} was not made yet") from error
     else:
         shard = await shards.named(kind.name)
         await shard.open_or_create(kind.schema, Clock.WALL, table=True)
@@ -249,5 +338,5 @@ async def _table_shard(shards: Shards, kind: Kind[Any, Any]) -> Shard:
             f"{shard.label} is a shard, not a table: read and write it with client.reader and client.writer"
         )
         raise InvalidUsage(UsageKind.NOT_A_TABLE, text, shard_id=shard.id)
-    shard.schema_id(kind.schema)
+    kind.encode_as(shard.as_stored(kind.schema))
     return shard

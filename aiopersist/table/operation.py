@@ -5,28 +5,25 @@ it need not.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeAlias
+
+from msgspec import Struct
 
 from aiopersist.errors import KeyExists
 from aiopersist.plain import call_plain
 from aiopersist.table.kind import Kind
 
 
-@dataclass(slots=True)
-class Overlay:
+class Overlay(Struct, eq=False):
     """The vals of one table within a group: those of the view, and on top what operations wrote."""
 
     before: Callable[[str], str | None]
     """The val of a key in the view, of those that operations have named."""
-    written: dict[str, str | None] = field(default_factory=dict)
+    written: dict[str, str | None] = {}
 
     def val_of(self, key: str) -> str | None:
         return self.written[key] if key in self.written else self.before(key)
-
-    def changes(self) -> dict[str, str | None]:
-        """The net changes: a key that has its val again is not among them."""
-        return {key: val for key, val in self.written.items() if self.before(key) != val}
 
 
 class Cells:
@@ -38,6 +35,7 @@ class Cells:
         """What the operation has read, by key."""
         self.written: dict[str, str | None] = {}
         """What it has written, by key; `None`: deleted."""
+        self._size: int | None = None
 
     def get(self, key: str) -> str | None:
         """The val of a key, as text."""
@@ -45,6 +43,14 @@ class Cells:
             return self.written[key]
         self.read[key] = val = self._overlay.val_of(key)
         return val
+
+    @property
+    def size(self) -> int:
+        """The characters of all that."""
+        if self._size is None:
+            vals = chain(self.written.values(), self.read.values())
+            self._size = sum(map(len, self.written)) + sum(map(len, filter(None, vals)))
+        return self._size
 
     @property
     def before(self) -> Iterable[str]:
@@ -65,8 +71,7 @@ Action: TypeAlias = Callable[..., Any]
 behind but what it writes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
+class Put(Struct, frozen=True):
     """Give keys vals, or no val."""
 
     entries: Mapping[str, str | None]
@@ -80,8 +85,23 @@ class Put:
         cells.written.update(self.entries)
 
 
-@dataclass(frozen=True, slots=True)
-class Insert:
+class Remove(Struct, frozen=True):
+    """Delete keys that have these vals; `None`: that have any. The result is how many there were."""
+
+    entries: Mapping[str, str | None]
+
+    @property
+    def keys(self) -> Collection[str]:
+        return self.entries.keys()
+
+    def __call__(self, cells: Cells) -> int:
+        there = {key: cells.get(key) for key in self.entries}
+        gone = [key for key, val in there.items() if val is not None and self.entries[key] in (None, val)]
+        cells.written.update(dict.fromkeys(gone))
+        return len(gone)
+
+
+class Insert(Struct, frozen=True):
     """Give a key a val, unless it has one."""
 
     kind: Kind[Any, Any]
@@ -98,8 +118,7 @@ class Insert:
         cells.written[self.key] = self.val
 
 
-@dataclass(frozen=True, slots=True)
-class Revise:
+class Revise(Struct, frozen=True):
     """Replace the val of a key by what a user's function makes of it."""
 
     kind: Kind[Any, Any]
@@ -123,8 +142,7 @@ class Revise:
         return self.kind.val(changed)
 
 
-@dataclass(slots=True)
-class RunOutcome:
+class RunOutcome(Struct, eq=False):
     """What one run of an action gave."""
 
     cells: list[Cells]

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from aiopersist.table.handle import opened
 from aiopersist.table.put_many import replace_contents
-from aiopersist.table.table import Table, opened
+from aiopersist.table.table import Table
 
 
 async def overwrite(table: Table[Any, Any], entries: Any) -> int:

@@ -1,20 +1,29 @@
 """What one commit of a group makes of each shard: operations applied to views, in their order. Pure."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct, field
 
 from aiopersist.errors import ShardFinalized, UpperMismatch
 from aiopersist.frontier import Antichain
+from aiopersist.shard.stack import SLICE_BYTES
 from aiopersist.state.once import UNMARKED, Once
 from aiopersist.state.writing import repeat_of
 from aiopersist.subscription.joint import JointAck, JointAcks, refusal
+from aiopersist.subscription.order import Acknowledging
+from aiopersist.table.held import SLICE_KEYS
 from aiopersist.table.member import Made, Member
 from aiopersist.table.operation import Action, Conflicted, Overlay, RunOutcome, run
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
+
+
+PLAN_BYTES = 16 * 1024 * 1024  # of the operations of one commit
+OPERATION_BYTES = 160  # what an operation costs beside its texts, as bytes
 
 
 class Repeated(NamedTuple):
@@ -31,8 +40,7 @@ class Done(NamedTuple):
     result: Any
 
 
-@dataclass(eq=False)
-class PendingOperation:
+class PendingOperation(Struct, eq=False):
     """One operation that waits for its answer."""
 
     members: tuple[Member, ...]
@@ -42,31 +50,43 @@ class PendingOperation:
     """Of each of them, the keys that it may read or write."""
     marked_in: Member
     """The shard that remembers its `transactions` and `once`."""
-    transactions: Mapping[str, int] = field(default_factory=dict)
+    transactions: Mapping[str, int] = {}
     once: Once = UNMARKED
-    rows: "Mapping[Member, Sequence[pa.Table]]" = field(default_factory=dict)
+    rows: "Mapping[Member, Sequence[pa.Table]]" = {}
     """What it appends to plain shards."""
     acks: tuple[JointAck, ...] = ()
     """The positions of subscriptions that move in the same commit."""
+    acknowledging: Acknowledging | None = None
+    """The call that has these."""
     binds: bool = False
     """Whether all its tables take part in the commit, also those that it only read."""
     reruns: bool = False
     """Whether `action` depends on more than the keys that it reads, so it runs for each plan."""
     outcome: RunOutcome | None = None
+    """Of its last run, in a plan or in a guess."""
+    planned: RunOutcome | None = None
+    """Of its run in the plan that is being made, or committed."""
     origin: Any = None
     """Where its caller stands in its trace."""
-    answer: "asyncio.Future[Done | Repeated]" = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    answer: "asyncio.Future[Done | Repeated]" = None  # type: ignore[assignment]  # made with it
+
+    def __post_init__(self) -> None:
+        self.answer = asyncio.get_running_loop().create_future()
 
     @property
-    def is_marked(self) -> bool:
-        return bool(self.transactions or self.once.hashes)
+    def size(self) -> int:
+        """About the bytes that it reads and writes, as far as it has run."""
+        if self.planned is None:
+            return 0
+        size = sum([cells.size for cells in self.planned.cells])
+        if self.rows:
+            size += sum([table.nbytes for table in chain.from_iterable(self.rows.values())])
+        return size
 
     @property
     def shards(self) -> dict[Member, None]:
         """All shards that it may touch."""
-        marks = [self.marked_in] if self.is_marked else []
+        marks = [self.marked_in] if self.transactions or self.once.hashes else []
         return dict.fromkeys([*self.members, *self.rows, *marks])
 
     def run_on(self, overlays: Sequence[Overlay]) -> RunOutcome:
@@ -84,16 +104,17 @@ class PendingOperation:
             self.answer.set_exception(outcome)
         else:
             self.answer.set_result(outcome)
+            if self.acknowledging is not None:
+                self.acknowledging.is_decided = True
 
     def give_outcome(self, time: int) -> None:
         """The same of its own outcome, which is known to be right."""
-        if self.outcome is not None:
-            error = self.outcome.error
-            self.give(Done(time, self.outcome.result) if error is None else error)
+        if self.planned is not None:
+            error = self.planned.error
+            self.give(Done(time, self.planned.result) if error is None else error)
 
 
-@dataclass(eq=False)
-class Planned:
+class Planned(Struct, eq=False):
     """What a group makes of one shard."""
 
     member: Member
@@ -101,9 +122,25 @@ class Planned:
     lower: Antichain
     joins: bool = False
     """Whether it takes part without changes of its own."""
-    hashes: dict[str, None] = field(default_factory=dict)
-    transactions: dict[str, int] = field(default_factory=dict)
+    hashes: dict[str, None] = {}
+    transactions: dict[str, int] = {}
     made: Made = field(default_factory=Made)
+
+    def settle(self) -> Iterator[None]:
+        """Make the net changes, some at a time: a key that has its val again is not among them."""
+        before, written = self.overlay.before, self.overlay.written
+        changes: dict[str, str | None] = {}
+        old: dict[str, str | None] = {}
+        done = 0
+        for number, (key, val) in enumerate(written.items()):
+            if (was := before(key)) != val:
+                changes[key], old[key] = val, was
+                self.made.size += len(key) + len(val or "") + len(was or "")
+            if number - done > SLICE_KEYS:
+                done = number
+                yield
+        self.made.changes, self.made.old = changes, old
+        self.made.size += sum([rows.nbytes for rows in self.made.rows])
 
     @property
     def takes_part(self) -> bool:
@@ -115,7 +152,7 @@ class Planned:
         """Raise if the shard takes no such commit: it is closed or dropped, or what changes has a newer
         schema."""
         if not self.lower.elements:
-            shard_id = self.member.writer.shard.id
+            shard_id = self.member.shard.id
             if self.member.state.finalized:
                 raise ShardFinalized("it is finalized", shard_id=shard_id)
             raise UpperMismatch(Antichain(0), self.lower, shard_id=shard_id)  # any int was expected
@@ -131,18 +168,41 @@ class Planned:
 
 
 class Plan:
-    """What a group makes of all shards."""
+    """What a group makes of all shards: as many of its operations as take `PLAN_BYTES`; the others are
+    `left`."""
 
     def __init__(self, group: Iterable[PendingOperation], now: float) -> None:
-        """Apply the operations in their order. Those that were done before, and transactions whose reads
-        changed, are answered."""
+        self.left = [waiting for waiting in group if not waiting.answer.done()]
         self.shards: dict[Member, Planned] = {}
         self.acks = JointAcks()
-        for waiting in group:
-            self._add(waiting, now)
+        self._now = now
+        for waiting in self.left:  # all of one moment, whatever changes while the plan is made
+            waiting.planned = None
+            for member in waiting.shards:
+                self._of(member)
+        self._versions = {member: member.version for member in self.shards}
+
+    def steps(self) -> Iterator[None]:
+        """Apply the operations in their order, a slice at a time. Those that were done before, and
+        transactions whose reads changed, are answered."""
+        left, self.left = self.left, []
+        size = done = 0
+        for number, waiting in enumerate(left):
+            if size > PLAN_BYTES:
+                self.left = left[number:]
+                break
+            self._add(waiting)
+            size += OPERATION_BYTES + waiting.size
+            if size - done > SLICE_BYTES:
+                done = size
+                yield
         for planned in self.shards.values():
-            changes = planned.made.changes = planned.overlay.changes()
-            planned.made.old = {key: planned.overlay.before(key) for key in changes}
+            yield from planned.settle()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether all is as it was when the plan began."""
+        return self._versions == {member: member.version for member in self._versions}
 
     @property
     def parts(self) -> list[Planned]:
@@ -159,27 +219,35 @@ class Plan:
             self.shards[member] = Planned(member, Overlay(member.val_of), member.upper)
         return self.shards[member]
 
-    def _add(self, waiting: PendingOperation, now: float) -> None:
-        for member in waiting.shards:
-            self._of(member)
-        if waiting.is_marked:
-            repeat = repeat_of(waiting.marked_in.state, now, waiting)
+    def _add(self, waiting: PendingOperation) -> None:
+        if waiting.answer.done():
+            return
+        if waiting.transactions or waiting.once.hashes:
+            repeat = repeat_of(waiting.marked_in.state, self._now, waiting)
             if repeat is not None:
                 waiting.give(Repeated(repeat.time))
                 return
             if self.shards[waiting.marked_in].knows(waiting):  # it waits until the first one is decided
-                waiting.outcome = None
                 return
-        if (error := refusal(waiting.acks)) is not None:
-            waiting.give(error)
-            return
-        if self.acks.passes(waiting.acks):  # it waits, too
-            waiting.outcome = None
-            return
+        if waiting.acks or waiting.acknowledging is not None:
+            if (error := self._refusal(waiting)) is not None:
+                waiting.give(error)
+                return
+            if self.acks.passes(waiting.acks):  # it waits, too
+                return
         self._apply(waiting, [self.shards[member] for member in waiting.members])
 
+    def _refusal(self, waiting: PendingOperation) -> Exception | None:
+        """Why its subscriptions refuse it; a conflict if the turn of its acknowledgements comes later."""
+        if (error := refusal(waiting.acks)) is not None:
+            return error
+        call = waiting.acknowledging
+        if call is None or (call.refusal is None and not self.acks.lacks(call)):
+            return None
+        return call.refusal or Conflicted(())
+
     def _apply(self, waiting: PendingOperation, tables: Sequence[Planned]) -> None:
-        outcome = waiting.run_on([planned.overlay for planned in tables])
+        outcome = waiting.planned = waiting.run_on([planned.overlay for planned in tables])
         if outcome.error is not None:
             if isinstance(outcome.error, Conflicted):
                 waiting.give(outcome.error)
@@ -187,10 +255,11 @@ class Plan:
         for planned, cells in zip(tables, outcome.cells, strict=True):
             planned.overlay.written.update(cells.written)
             planned.joins |= waiting.binds
-        self.acks.take(waiting.acks)
+        if waiting.acks or waiting.acknowledging is not None:
+            self.acks.take(waiting.acks, waiting.acknowledging)
         for member, rows in waiting.rows.items():
             self.shards[member].made.rows.extend(rows)
-        if waiting.is_marked:
+        if waiting.transactions or waiting.once.hashes:
             marked = self.shards[waiting.marked_in]
             marked.hashes.update(dict.fromkeys(waiting.once.hashes))
             marked.transactions.update(waiting.transactions)

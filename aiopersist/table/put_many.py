@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiopersist.data.plain import empty_table
+from aiopersist.data.updates.given import can_be_taken_again
 from aiopersist.data.updates.sizes import goodbytes
 from aiopersist.parts.upload import chunks_on_a_thread
+from aiopersist.shard.registration import begun_anew
 from aiopersist.state.once import Once
-from aiopersist.table.bulk import Bulk
+from aiopersist.table.bulk import Bulk, EntriesExpired
 from aiopersist.table.group import TableCommits
 from aiopersist.table.held import ENTRY_BYTES
 from aiopersist.table.member import TableMember
@@ -26,6 +29,21 @@ async def put_stream(
 ) -> Done | Repeated:
     """Put entries of any number, at one time: in memory while they take less than
     `settings.table_resident_bytes`, else as a `Bulk`."""
+    return await _begun_anew(entries, partial(_put_stream, member, group, entries, transactions, once))
+
+
+async def replace_contents(member: TableMember, group: TableCommits, entries: Any) -> Done | Repeated:
+    """Make entries of any number the contents, at one time: keys that are not among them are deleted."""
+    return await _begun_anew(entries, partial(_replace_contents, member, group, entries))
+
+
+async def _begun_anew(entries: Any, put: Callable[[], Awaitable[Done | Repeated]]) -> Done | Repeated:
+    return await (begun_anew(put, EntriesExpired) if can_be_taken_again(entries) else put())
+
+
+async def _put_stream(
+    member: TableMember, group: TableCommits, entries: Any, transactions: Mapping[str, int], once: Once
+) -> Done | Repeated:
     settings, kind = member.writer.shard.stack.settings, member.view.kind
     bulk = Bulk(member, group.turn, transactions, once)
     here: list[pa.Table] = []
@@ -48,8 +66,7 @@ async def put_stream(
         bulk.close()
 
 
-async def replace_contents(member: TableMember, group: TableCommits, entries: Any) -> Done | Repeated:
-    """Make entries of any number the contents, at one time: keys that are not among them are deleted."""
+async def _replace_contents(member: TableMember, group: TableCommits, entries: Any) -> Done | Repeated:
     bulk = Bulk(member, group.turn, whole=True)
     try:
         await bulk.add(empty_table(member.view.kind.schema.arrow_schema))  # there may be no entries

@@ -5,27 +5,29 @@ from collections.abc import AsyncIterator, Callable, Collection, Generator, Iter
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from aiopersist.data.part.select import project, resolve_columns
 from aiopersist.data.plain import empty_table
 from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.convert import rough_bytes
 from aiopersist.data.updates.given import GivenEntries, taken
 from aiopersist.data.updates.updates import polars_frame
 from aiopersist.errors import InvalidUsage, NotReadable, UsageKind, shown
-from aiopersist.frontier import Antichain
+from aiopersist.frontier import minimum
+from aiopersist.plain import warn_in_body
 from aiopersist.read.query import Columns
 from aiopersist.read.snapshot import Snapshot, contents_of, count_of, pandas_frame
 from aiopersist.resource import Opening, Resource
-from aiopersist.state.once import Once
+from aiopersist.state.once import UNMARKED, Once
 from aiopersist.subscription.open import Wanted
 from aiopersist.subscription.subscription import Subscription
 from aiopersist.table.feed import Feed
 from aiopersist.table.filters import condition
-from aiopersist.table.held import Whole
-from aiopersist.table.kind import Kind, has_arrow, listed
+from aiopersist.table.held import TableView, Whole
+from aiopersist.table.kind import Kind, has_many, listed, pairs_of
 from aiopersist.table.lookup import chosen, wanted_keys
-from aiopersist.table.open import OpenTable, OpenTables
+from aiopersist.table.open import NotMade, OpenTable, OpenTables, has_failed, until_made
 from aiopersist.table.operation import Insert, Put, Revise
 from aiopersist.table.plan import Done, PendingOperation, Repeated
 from aiopersist.table.subscribe import SubscribedChanges, open_table_subscription
@@ -41,19 +43,6 @@ FEW = 64  # entries that take less time than a thread: such calls keep their ord
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-
-class TableView(NamedTuple):
-    """What this process holds of a table."""
-
-    resident: bool
-    """Whether all contents are in memory."""
-    keys: int
-    """In memory; those that are known to be absent count, too."""
-    bytes: int
-    """About the memory that they take."""
-    upper: Antichain
-    """What is in memory is as of it: everything before it is reckoned with."""
 
 
 class Table(Resource, Generic[K, V]):
@@ -102,22 +91,23 @@ class Table(Resource, Generic[K, V]):
         if as_of is not None:
             return (await self.get_many([key], as_of, stale)).get(key)
         found = (await self._vals((text,), stale)).get(text)
-        return None if found is None else self._kind.val(found)
+        if found is None:
+            return None
+        return await self._tables.shards.stack.compute_few(len(found), self._kind.val, found)
 
     async def get_many(
         self, keys: Iterable[K], as_of: int | datetime | None = None, stale: bool = False
     ) -> dict[K, V]:
         """The vals of those of `keys` that are there, all of one moment. As `get`."""
-        wanted = await self._tables.taken(*listed(keys))
-        texts = self._kind.key_texts(wanted) if wanted else []
+        wanted = listed(keys)
+        texts = await self._tables.converted(self._key_texts, *wanted)
         if as_of is not None:
             if stale:
                 raise InvalidUsage(UsageKind.INVALID_TIME, "give stale=True, or as_of, not both", time=as_of)
             return await self._get_as_of(dict(zip(texts, wanted, strict=True)), as_of)
         vals = await self._vals(texts, stale)
         there = [(key, val) for key, text in zip(wanted, texts, strict=True) if (val := vals.get(text))]
-        decoded = self._kind.vals([val for _, val in there]) if there else []
-        return {key: val for (key, _), val in zip(there, decoded, strict=True)}
+        return await self._tables.decoded(self._kind, there)
 
     async def _get_as_of(self, keys: Mapping[str, K], as_of: int | datetime) -> dict[K, V]:
         """By one scan for all of them."""
@@ -128,8 +118,7 @@ class Table(Resource, Generic[K, V]):
             compute = self._tables.shards.stack.compute
             found = await contents_of(snapshot, await compute(wanted_keys, kind, texts))
             vals = await compute(chosen, kind, found, texts)
-        decoded = kind.vals(list(vals.values())) if vals else []
-        by_text = dict(zip(vals, decoded, strict=True))
+        by_text = await self._tables.decoded(kind, list(vals.items()))
         return {keys[text]: by_text[text] for text in texts if text in by_text}
 
     async def items(
@@ -194,7 +183,8 @@ class Table(Resource, Generic[K, V]):
 
     async def to_pandas(self, *args: Any, **filters: Any) -> "pd.DataFrame":
         """As `to_arrow`, as a pandas frame. `Unsupported` for dates that Python cannot represent."""
-        return await pandas_frame(await self.to_arrow(*args, **filters), (await self._open()).shard)
+        frame, found = await self.to_arrow(*args, **filters), await self._found()
+        return await pandas_frame(frame, self._tables.shards.stack, None if found is None else found.shard.id)
 
     def changes(
         self,
@@ -229,7 +219,10 @@ class Table(Resource, Generic[K, V]):
 
     async def view(self) -> TableView:
         """What this process holds of the table."""
-        view = (await self._open()).view
+        table = await self._found()
+        if table is None:
+            return TableView(self._resident is not False, 0, 0, minimum(None))
+        view = table.view
         return TableView(view.is_resident, len(view.held), view.held.bytes, view.upper)
 
     # --- changes ---------------------------------------------------------------------------------
@@ -237,8 +230,9 @@ class Table(Resource, Generic[K, V]):
     async def put(self, key: K, val: V, once: str | None = None) -> int:
         """Give `key` that val. Returns the time at which it is in. A val that is there already writes
         nothing."""
-        entry: Any = await self._tables.taken(key, val)
-        return (await self._do(Put(dict([self._entry(*entry)])), once)).time
+        self._apart("put")
+        entry = await self._tables.converted(self._entry, key, val)
+        return (await self._do(Put(dict([entry])), once)).time
 
     async def put_many(
         self, entries: GivenEntries[K, V], txn: Txn | None = None, once: str | None = None
@@ -248,27 +242,34 @@ class Table(Resource, Generic[K, V]):
         call begins; what is inside an entry is yours to keep still until it returns. Any number, in bounded
         memory: more than `settings.table_resident_bytes` are written to the blob store twice, and read once;
         they take their place among other operations when that is done."""
-        marked, given = (check_txn(txn), self._once(once, txn)), taken(entries)
+        self._apart("put_many")
+        marked, given = self._marks(once, txn), taken(entries)
         await self._tables.ready()
         table = await self._open()
-        if not isinstance(given, Mapping | list | tuple) or len(given) > AT_ONCE or has_arrow(given):
+        if not isinstance(given, Mapping | list | tuple) or len(given) > AT_ONCE or has_many(given):
             from aiopersist.table.put_many import put_stream  # few processes put so much
 
             with table.scope.call():
                 return (await put_stream(table.member, self._tables.group, given, *marked)).time
-        size = 0 if len(given) <= FEW else inf
+        size = inf
+        if len(given) <= FEW:
+            pairs = [*pairs_of(given)]
+            size = rough_bytes(pairs)
+            await self._tables.pace.turn(*pairs)
         texts = await table.shard.stack.compute_few(size, self._kind.entries, given, self._size_max)
         return (await self._do(Put(texts), once, txn)).time
 
     async def delete(self, *keys: K, once: str | None = None) -> int:
         """Delete the keys that are there, all at one time."""
-        wanted = await self._tables.taken(*keys)
-        return (await self._do(Put(dict.fromkeys(self._kind.key_texts(wanted))), once)).time
+        self._apart("delete")
+        texts = await self._tables.converted(self._key_texts, *keys)
+        return (await self._do(Put(dict.fromkeys(texts)), once)).time
 
     async def insert(self, key: K, val: V, once: str | None = None) -> int:
         """Give `key` that val; `KeyExists` if it has one."""
-        entry: Any = await self._tables.taken(key, val)
-        return (await self._do(Insert(self._kind, *self._entry(*entry)), once)).time
+        self._apart("insert")
+        entry = await self._tables.converted(self._entry, key, val)
+        return (await self._do(Insert(self._kind, *entry), once)).time
 
     @overload
     async def update(self, key: K, f: Callable[[V | None], V | None], once: None = None) -> V | None: ...
@@ -282,22 +283,45 @@ class Table(Resource, Generic[K, V]):
     ) -> V | Repeated | None:
         """Replace the val of `key` by what `f` makes of it; `None` stands for absent. `f` is a plain function
         and may run several times. Returns the new val; `Repeated` for a repeat of `once`."""
-        (taken_key,) = await self._tables.taken(key)
-        done = await self._do(Revise(self._kind, self._kind.key_text(taken_key), f, self._size_max), once)
+        self._apart("update", "tx.get and tx.put")
+        text = await self._tables.converted(self._kind.key_text, key)
+        done = await self._do(Revise(self._kind, text, f, self._size_max), once)
         return done if isinstance(done, Repeated) else done.result
 
     # --- inside ----------------------------------------------------------------------------------
 
+    def _apart(self, call: str, instead: str = "") -> None:
+        """A change of its own: not by a transaction whose body makes it."""
+        warn_in_body(self._tables.shards.stack, f"Table.{call}", instead or f"tx.{call}", depth=4)
+
     def _entry(self, key: K, val: V) -> tuple[str, str]:
         return self._kind.entry(key, val, self._size_max)
 
-    async def _open(self) -> OpenTable:
-        """The table, opened if it is not. One attempt serves all calls that wait."""
-        self._check_open()
-        opening = self._opening
-        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
-            opening = self._opening = self._tables.acquiring(self._kind, self._resident)
-        return await asyncio.shield(opening)
+    def _key_texts(self, *keys: K) -> list[str]:
+        return self._kind.key_texts(keys) if keys else []
+
+    async def _open(self, *, make: bool = True) -> OpenTable:
+        """The table, opened if it is not. One attempt serves all calls that wait. `NotMade` if it does not
+        exist, unless `make`."""
+        if (task := self._opening) is not None and task.done() and not has_failed(task):
+            self._check_open()
+            return task.result()
+
+        def opening() -> tuple[asyncio.Task[OpenTable], bool]:
+            self._check_open()
+            if (task := self._opening) is not None and not has_failed(task):
+                return task, False
+            self._opening = self._tables.acquiring(self._kind, self._resident, make=make)
+            return self._opening, True
+
+        return await until_made(opening, make=make)
+
+    async def _found(self) -> OpenTable | None:
+        """The table, as reads open it; `None`: it was not made yet, so it is empty."""
+        try:
+            return await self._open(make=False)
+        except NotMade:
+            return None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -307,7 +331,9 @@ class Table(Resource, Generic[K, V]):
     async def _vals(self, keys: Collection[str], stale: bool) -> Mapping[str, str]:
         """The vals by key, of these keys at least, as texts: as of a moment after this call began, or as this
         process has heard."""
-        table = await self._open()
+        table = await self._found()
+        if table is None:
+            return {}
         view = table.view
         if not stale:
             with table.scope.call():
@@ -327,7 +353,12 @@ class Table(Resource, Generic[K, V]):
     @asynccontextmanager
     async def _snapshot(self, as_of: int | datetime | None) -> AsyncIterator[Snapshot[K, V] | None]:
         """A snapshot of now, or at `as_of`; `None` if nothing was ever put."""
-        table = await self._open()
+        has_passed = as_of is None
+        while (table := await self._found()) is None:
+            if as_of is None or has_passed:
+                yield None
+                return
+            has_passed = await self._tables.passed(as_of)
         try:
             snapshot = await table.reading.snapshot(as_of, wait=True)
         except NotReadable as error:
@@ -341,15 +372,17 @@ class Table(Resource, Generic[K, V]):
     async def _do(
         self, action: Put | Insert | Revise, once: str | None, txn: Txn | None = None
     ) -> Done | Repeated:
-        marked = check_txn(txn), self._once(once, txn)
+        marked = self._marks(once, txn)
         table = await self._open()
         with table.scope.call():
             member = table.member
             waiting = PendingOperation((member,), action, (action.keys,), member, *marked)
             return await self._tables.group.do(waiting)
 
-    def _once(self, once: str | None, txn: Txn | None) -> Once:
-        return check_once(once, txn, self._tables.shards.stack.settings)
+    def _marks(self, once: str | None, txn: Txn | None) -> tuple[Mapping[str, int], Once]:
+        if once is None and txn is None:
+            return {}, UNMARKED
+        return check_txn(txn), check_once(once, txn, self._tables.shards.stack.settings)
 
     async def aclose(self) -> None:
         """Release what this handle holds; the view goes with the last handle. Idempotent."""
@@ -362,39 +395,3 @@ class Table(Resource, Generic[K, V]):
 
     def __repr__(self) -> str:
         return f"<Table {self.name!r}: {self.schema!r}>"
-
-
-def kind_of(table: object, tables: OpenTables) -> Kind[Any, Any]:
-    """The kind of a table of this client; `InvalidUsage` for anything else."""
-    if not isinstance(table, Table):
-        raise TypeError(f"{shown(table)} is not an aiopersist.Table")
-    if table._tables is not tables:
-        raise InvalidUsage(UsageKind.INVALID_APPEND, f"table {table.name!r} belongs to another client")
-    table._check_open()
-    return table._kind
-
-
-def is_closed(table: Table[Any, Any]) -> bool:
-    """Whether the handle was closed."""
-    return table._closed
-
-
-async def opened(table: Table[Any, Any]) -> OpenTable:
-    """The table, opened if it is not."""
-    return await table._open()
-
-
-async def acquired(table: Table[Any, Any]) -> OpenTable:
-    """The same, with a user more, whom `leave` takes back; also if the handle was closed meanwhile."""
-    if table._closed:
-        return await table._tables.acquire(table._kind)
-    found = await table._open()
-    found.users += 1
-    return found
-
-
-def leave(table: Table[Any, Any], found: OpenTable) -> None:
-    """What was acquired is no longer needed. The last user closes it, in the background."""
-    tables = table._tables
-    if tables.leave(found):
-        tables.shards.stack.supervisor.spawn(found.aclose(), "close a table")

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from aiopersist.data.lazy import pa
 from aiopersist.data.updates.convert import ROW, chunks_of, to_table
@@ -31,13 +32,14 @@ from aiopersist.resource import run_bounded
 from aiopersist.table.ahead import Ahead
 from aiopersist.table.cut import Cut
 from aiopersist.table.group import LOOKS_AT_ONCE
+from aiopersist.table.handle import acquired, is_closed, kind_of, leave
 from aiopersist.table.held import Whole
 from aiopersist.table.kind import Kind, listed
 from aiopersist.table.member import Member, PlainMember, TableMember
 from aiopersist.table.open import OpenTable, OpenTables
 from aiopersist.table.operation import Action, Cells, Conflicted
 from aiopersist.table.ranges import ReadRange, condition_of, entries_within, streamed, within
-from aiopersist.table.table import Table, acquired, kind_of, leave
+from aiopersist.table.table import Table
 from aiopersist.write.handle import WriteHandle, session_of
 
 K = TypeVar("K")
@@ -64,8 +66,7 @@ class RunAgain(BaseException):
         return None
 
 
-@dataclass(eq=False)
-class Touched:
+class Touched(Struct, eq=False):
     """What a transaction has read and written of one table."""
 
     kind: Kind[Any, Any]
@@ -76,12 +77,13 @@ class Touched:
     """Of the view when the reads were last known to be so."""
     ahead: Ahead | None = None
     """What its reads see besides the view."""
+    member: TableMember = None  # type: ignore[assignment]  # that of the `table`, once that is there
     checked: tuple[int, int] | None = None
     """The versions of the view and of `ahead` for which the reads were checked."""
-    read: dict[str, str | None] = field(default_factory=dict)
-    ranges: list[ReadRange] = field(default_factory=list)
-    written: dict[str, str | None] = field(default_factory=dict)
-    kept: list[str] = field(default_factory=list)
+    read: dict[str, str | None] = {}
+    ranges: list[ReadRange] = []
+    written: dict[str, str | None] = {}
+    kept: list[str] = []
     """The keys that the view keeps for it."""
     closed: bool = False
 
@@ -90,15 +92,10 @@ class Touched:
         if self.table is None:
             table = await acquired(self.handle)
             if self.table is None and not self.closed:
-                self.version, self.table = table.view.version, table
+                self.version, self.member, self.table = table.view.version, table.member, table
             else:  # another read was first, or the transaction has ended
                 leave(self.handle, table)
         return self.table or table
-
-    @property
-    def member(self) -> TableMember:
-        assert self.table is not None
-        return self.table.member
 
     def val_of(self, key: str) -> str | None:
         """The val of a known key, before what the transaction writes."""
@@ -172,6 +169,7 @@ class Transaction:
         self._size_max = tables.shards.stack.settings.update_size_max
         self.touched: dict[str, Touched] = {}
         """By the name of the table."""
+        self._of_handles: dict[int, Touched] = {}  # by their identity
         self.plain: dict[Member, Sequence[pa.Table]] = {}
         """What is appended to plain shards."""
         self.ended = False
@@ -192,8 +190,9 @@ class Transaction:
         touched = self._of(table)
         text = touched.kind.key_text(key)
         await self._read(touched, [] if text in touched.written else [text])
-        val = _val(touched, text)
-        return None if val is None else touched.kind.val(val)
+        if (val := _val(touched, text)) is None:
+            return None
+        return await self._tables.shards.stack.compute_few(len(val), touched.kind.val, val)
 
     async def get_many(self, table: Table[K, V], keys: Iterable[K]) -> dict[K, V]:
         """The vals of those of `keys` that are there."""
@@ -201,7 +200,7 @@ class Transaction:
         texts = touched.kind.key_texts(wanted) if wanted else []
         await self._read(touched, [text for text in texts if text not in touched.written])
         vals = [(key, _val(touched, text)) for key, text in zip(wanted, texts, strict=True)]
-        return {key: touched.kind.val(val) for key, val in vals if val is not None}
+        return await self._tables.decoded(touched.kind, [(key, val) for key, val in vals if val is not None])
 
     async def insert(self, table: Table[K, V], key: K, val: V) -> None:
         """Give `key` that val; `KeyExists` if it has one."""
@@ -274,9 +273,13 @@ class Transaction:
 
     def _of(self, table: Table[K, V]) -> Touched:
         self._check()
+        if (known := self._of_handles.get(id(table))) is not None and not is_closed(table):
+            return known
         kind = kind_of(table, self._tables)
-        touched = self.touched.setdefault(kind.name, Touched(kind, table))
-        if touched.kind.schema != kind.schema:
+        touched = self.touched.get(kind.name)
+        if touched is None:
+            touched = self.touched[kind.name] = self._of_handles[id(table)] = Touched(kind, table)
+        elif touched.kind is not kind and touched.kind.identity != kind.identity:
             text = f"table {kind.name!r} is used with two types in one transaction"
             raise InvalidUsage(UsageKind.INVALID_TYPE, text)
         return touched
@@ -298,60 +301,60 @@ class Transaction:
     async def _read(self, touched: Touched, keys: Sequence[str] = ()) -> None:
         """Bring all tables that were read, and this one, to one moment, at which `keys` are known. What was
         read is still so, or the body runs again. After it nothing is awaited before the vals are read."""
-        await touched.open()
-        self._check()
+        if touched.table is None:
+            await touched.open()
+            self._check()
         touched.keep(keys)
-        members = [t.member for t in self.touched.values() if t is touched or t.read or t.ranges]
+        every = self.touched.values()
+        members = [t.member for t in every if t is touched or t.read or t.ranges]
         while True:
             await self._cut.make(members)
             self._check()
-            unknown = [
-                (some, some.unknown(keys if some is touched else ())) for some in self.touched.values()
-            ]
-            if jobs := [partial(some.know, found) for some, found in unknown if found]:
-                await run_bounded(LOOKS_AT_ONCE, jobs)
-                continue
-            ahead = self._ahead_of(members)
-            for some in self.touched.values():
-                some.ahead = ahead
-                some.check()
-            if self._cut.holds(members):
-                return
+            unknown = [(some, some.unknown(keys if some is touched else ())) for some in every]
+            if not (jobs := [partial(some.know, found) for some, found in unknown if found]):
+                break
+            await run_bounded(LOOKS_AT_ONCE, jobs)
+        ahead = self._ahead_of(members)
+        for some in every:
+            some.ahead = ahead
+            some.check()
 
     def _ahead_of(self, members: Collection[TableMember]) -> Ahead | None:
-        """What is undecided, if it is of one moment with these tables."""
+        """What is undecided, if there is anything, and it is of one moment with these tables."""
         ahead = self._ahead
-        return ahead if ahead is not None and self._cut.holds({*ahead.refresh(), *members}) else None
+        if ahead is None or not (rests_on := ahead.refresh()):
+            return None
+        return ahead if self._cut.holds({*rests_on, *members}) else None
 
     # --- the end ---------------------------------------------------------------------------------
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Let views forget what it read."""
         self.ended = True
         for touched in self.touched.values():
             touched.close()
 
     @property
-    def writes(self) -> bool:
+    def _writes(self) -> bool:
         """Whether there is anything to commit."""
-        return bool(self.plain) or any(touched.written for touched in self.touched.values())
+        return bool(self.plain or [touched for touched in self.touched.values() if touched.written])
 
-    def check(self) -> None:
+    def _check_ahead(self) -> None:
         """`Conflicted` if what waits already makes it so. The group commit would tell that later."""
         touched = [some for some in self.touched.values() if some.read]
         ahead = self._ahead_of([some.member for some in touched])
         if ahead is not None and not any(some.unknown() for some in touched):
             for some in touched:
                 some.ahead = ahead
-            _compare((some, some.val_of, ()) for some in touched)
+            _compare([(some, some.val_of, ()) for some in touched])
 
-    def action(self, result: Any, error: Exception | None) -> Action:
+    def _action(self, result: Any, error: Exception | None) -> Action:
         """What the group commit does with the tables that are open: if all that was read is still so, it
         writes, or raises `error`."""
         touched = [some for some in self.touched.values() if some.table is not None]
 
         def act(*cells: Cells) -> Any:
-            _compare((some, own.get, own.before) for some, own in zip(touched, cells, strict=True))
+            _compare([(some, own.get, own.before) for some, own in zip(touched, cells, strict=True)])
             if error is not None:
                 raise error
             for some, of_table in zip(touched, cells, strict=True):

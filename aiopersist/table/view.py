@@ -20,16 +20,13 @@ as of its base (`lookup.py`). It holds since back so far that this works.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from math import inf
 from typing import Any
 
 from aiopersist.data.jsonable import SLICE_ROWS
-from aiopersist.data.lazy import pa, pc
-from aiopersist.data.plain import int64_scalar
-from aiopersist.data.updates.consolidate import contents
+from aiopersist.data.lazy import pa
 from aiopersist.errors import LeaseExpired, ShardFinalized, SinceViolation
 from aiopersist.frontier import Antichain, last_before, minimum
 from aiopersist.read.interval import hold_for, parts_since
@@ -39,11 +36,9 @@ from aiopersist.shard.hold import Need
 from aiopersist.shard.instant import as_int
 from aiopersist.state.model import State
 from aiopersist.table.bounds import contents_at_most, is_too_large, may_fit, next_base, surely_fits
-from aiopersist.table.held import Held, Parted, Whole
+from aiopersist.table.held import ChangedKeys, Held, Kept, Parted, Whole
 from aiopersist.table.kind import Kind
-from aiopersist.table.lookup import LookUps, look_up
-
-RECENT_KEYS_MAX = 65_536  # remembered, for transactions that read ranges
+from aiopersist.table.lookup import LookUps, add_all, look_up, whole_of
 
 
 class View:
@@ -58,10 +53,12 @@ class View:
         self.changed = minimum(None)
         """All its changes lie before this frontier, which is not beyond `upper`."""
         self.held: Held = Whole()
-        self._kept: Counter[str] = Counter()
+        self._kept = Kept()
         self._look_ups = LookUps(session.shard.stack.supervisor, self._look_up)
         self._need: Need | None = None
         self._turn = asyncio.Lock()
+        self.settling: asyncio.Task[None] | None = None
+        """Puts in order what it holds, where that takes several turns of the loop."""
         self._outgrown: float = inf
         """The least size of a state whose contents did not fit, as far as is known."""
         self._judged, self._fits_again = -1, False
@@ -70,9 +67,7 @@ class View:
         """Rises with every change of the contents, and once these are no longer all in memory."""
         self.foreign = 0
         """Rises with every change of another process that it takes."""
-        self._changed: deque[tuple[int, tuple[str, ...]]] = deque()
-        """The keys of the last changes, by version."""
-        self._changed_keys = 0
+        self._changed = ChangedKeys()
 
     @property
     def is_resident(self) -> bool:
@@ -82,7 +77,8 @@ class View:
     @property
     def is_behind(self) -> bool:
         """Whether the newest state that this process knows has more."""
-        return self.session.shard.state.upper != self.upper
+        state = self.session.shard.register.state
+        return state is not None and state.upper is not self.upper and state.upper != self.upper
 
     async def open(self) -> None:
         """Read the contents, if they are to be resident."""
@@ -109,18 +105,19 @@ class View:
             if self._should_return:
                 await self._begin()
 
-    def committed(self, lower: Antichain, upper: Antichain, changes: Mapping[str, str | None]) -> None:
-        """A commit of this process replaced `lower` by `upper`, with these changes."""
-        if self.upper == lower:  # else it caught up with it already
-            self._put(changes, upper)
+    @asynccontextmanager
+    async def committed(
+        self, lower: Antichain, upper: Antichain, changes: Mapping[str, str | None]
+    ) -> AsyncIterator[Callable[[], None]]:
+        """A commit of this process replaced `lower` by `upper`, with these changes: gives what takes them."""
+        takes_long = len(changes) > SLICE_ROWS and not self._turn.locked()
+        async with self._turn if takes_long else nullcontext():  # nobody need read them meanwhile
+            yield await self._taking(lower, upper, changes)
+            await self._settled()
 
     def changed_since(self, version: int) -> set[str] | None:
         """The keys that changed after that version; `None` if this is not remembered."""
-        if version == self.version:
-            return set()
-        if not self._changed or self._changed[0][0] > version + 1:
-            return None
-        return {key for at, keys in self._changed if at > version for key in keys}
+        return set() if version == self.version else self._changed.since(version)
 
     def close(self) -> None:
         """Hold nothing any more."""
@@ -148,14 +145,11 @@ class View:
 
     def keep(self, keys: Collection[str]) -> None:
         """These keys stay known, once they are, until `release`."""
-        self._kept.update(iter(keys))  # a mapping would be taken for counts
+        self._kept.add(keys)
 
     def release(self, keys: Collection[str]) -> None:
         """The opposite of `keep`."""
-        for key in keys:
-            self._kept[key] -= 1
-            if self._kept[key] <= 0:
-                del self._kept[key]
+        self._kept.remove(keys)
         self._bound()
 
     async def know(self, keys: Collection[str]) -> None:
@@ -176,7 +170,7 @@ class View:
             return
         self._move_base(held)
         as_of, vals = last_before(held.base), {}
-        with self.keeping(keys):
+        with self.keeping(dict.fromkeys(keys)):
             try:
                 if held.base != minimum(None):
                     assert need is not None
@@ -186,7 +180,9 @@ class View:
             except (LeaseExpired, SinceViolation):
                 await self._begin_instead_of(held)
             else:
-                held.found(keys, vals)
+                for start in range(0, len(keys), SLICE_ROWS):
+                    held.found(keys[start : start + SLICE_ROWS], vals)
+                    await self.session.shard.stack.runtime.sleep(0)
 
     async def _begin_instead_of(self, held: Held) -> None:
         async with self._turn:
@@ -220,7 +216,6 @@ class View:
     def _forget_changes(self) -> None:
         self.version, self.foreign = self.version + 1, self.foreign + 1
         self._changed.clear()
-        self._changed_keys = 0
 
     def _nothing(self) -> Held:
         """What it has at the newest state without reading anything."""
@@ -238,8 +233,8 @@ class View:
                 whole = await self._whole(snapshot, session.shard.state)
                 while whole is not None and not self.upper <= upper:  # commits of our own came meanwhile
                     state = session.shard.state
-                    whole.put(await self._news(upper, state, need), state.upper)
-                    upper = state.upper
+                    updates = await session.updates_since(upper, state, need.reader)
+                    whole.put(await self._changes(updates), upper := state.upper)
             except BaseException:
                 session.hold.drop(need)
                 raise
@@ -252,25 +247,13 @@ class View:
         """All contents; `None` if they are more than they may be."""
         stack, size = self.session.shard.stack, contents_at_most(state)
         if self.wanted or size <= self._bytes_max:
-            return await stack.compute(self._whole_of, await updates_of(snapshot))
+            return await stack.compute(whole_of, self.kind, await updates_of(snapshot))
         whole = Whole()
         async for batch in snapshot.batches():
-            await stack.compute(self._added, whole, batch)
+            await stack.compute(add_all, whole, self.kind, batch)
             if whole.bytes > self._bytes_max:
                 self._outgrown = min(self._outgrown, size)
                 return None
-        return whole
-
-    def _whole_of(self, updates: pa.Table) -> Whole:
-        """All contents, of updates in any order. If none is a retraction, they are it: a key has at most one
-        val."""
-        if not pc.all(pc.equal(updates.column("diff"), int64_scalar(1))).as_py():
-            updates = contents(updates, self.kind.schema)
-        return self._added(Whole(), updates)
-
-    def _added(self, whole: Whole, found: pa.Table | pa.RecordBatch) -> Whole:
-        for start in range(0, found.num_rows, SLICE_ROWS):
-            whole.add(*self.kind.texts(found.slice(start, SLICE_ROWS)))
         return whole
 
     # --- its bounds ------------------------------------------------------------------------------
@@ -295,9 +278,8 @@ class View:
         return self._fits_again
 
     def _bound(self) -> None:
-        """Keep to the memory that it may take."""
-        held = self.held
-        if isinstance(held, Whole):
+        """Keep to the memory that it may take, by now or soon."""
+        if isinstance(held := self.held, Whole):
             too_large = self.wanted is None and held.bytes > self._bytes_max
             if too_large:
                 self._outgrown = min(self._outgrown, contents_at_most(self.session.shard.state))
@@ -306,7 +288,16 @@ class View:
                 self.version += 1  # so that what was read is looked up again before it is compared
             return
         self._move_base(held)
-        held.shrink(self._bytes_max)
+        if self.settling is None and not held.settle(self._bytes_max):
+            supervisor = self.session.shard.stack.supervisor
+            self.settling = supervisor.background(self._settle(), "settle a view")
+
+    async def _settle(self) -> None:
+        try:
+            while isinstance(held := self.held, Parted) and not held.settle(self._bytes_max):
+                await self.session.shard.stack.runtime.sleep(0)
+        finally:
+            self.settling = None
 
     def _move_base(self, held: Parted) -> None:
         base = next_base(self.session.shard.state, held.base, self.upper, held.recent_bytes, self._bytes_max)
@@ -317,8 +308,7 @@ class View:
     def _hold(self) -> None:
         """Hold since back no further than is needed."""
         if self._need is not None:
-            held = self.held
-            frontier = self.upper if isinstance(held, Whole) else held.base
+            frontier = self.upper if isinstance(self.held, Whole) else self.held.base
             self.session.hold.move(self._need, hold_for(frontier, None))
 
     # --- catching up -----------------------------------------------------------------------------
@@ -341,16 +331,15 @@ class View:
         ):
             await self._pass_over(state)
             return
-        changes = await self._news(lower, state, need)
-        if self.upper == lower:  # else a commit of our own was applied meanwhile
-            self.foreign += bool(changes)
-            self._put(changes, state.upper)
+        updates = await self.session.updates_since(lower, state, need.reader)
+        taking = self._taking(lower, state.upper, await self._changes(updates), foreign=updates.num_rows > 0)
+        (await taking)()
+        await self._settled()
 
-    async def _news(self, lower: Antichain, state: State, need: Need) -> dict[str, str | None]:
-        """The new vals of the keys that changed between `lower` and the upper of a state."""
-        table = await self.session.updates_since(lower, state, need.reader)
+    async def _changes(self, updates: pa.Table) -> dict[str, str | None]:
+        """The new vals of the keys that they change; a key that has its val again is not among them."""
         stack = self.session.shard.stack
-        return await stack.compute_rows(table.num_rows, self._changes, table) if table.num_rows else {}
+        return await stack.compute_rows(updates, self.kind.changes, updates) if updates.num_rows else {}
 
     async def _pass_over(self, state: State) -> None:
         """Begin anew behind what is too large to be read."""
@@ -361,27 +350,48 @@ class View:
         self._forget_changes()
         self._hold()
 
-    def _changes(self, updates: pa.Table) -> dict[str, str | None]:
-        """The new vals by key, of updates in any order."""
-        net = contents(updates, self.kind.schema)
-        keys, vals = self.kind.texts(net)
-        diffs = net.column("diff").to_pylist()
-        changes: dict[str, str | None] = dict.fromkeys(
-            key for key, diff in zip(keys, diffs, strict=True) if diff < 0
-        )
-        changes.update((key, val) for key, val, diff in zip(keys, vals, diffs, strict=True) if diff > 0)
-        return changes
+    async def _taking(
+        self, lower: Antichain, upper: Antichain, changes: Mapping[str, str | None], *, foreign: bool = False
+    ) -> Callable[[], None]:
+        """What takes the changes between `lower` and `upper`, all in one turn of the loop, unless it has them
+        by then. Many are put into a copy, on a thread, or beside the others until they are merged."""
+        held, after = self.held, None
+        if len(changes) > SLICE_ROWS and isinstance(held, Whole) and self.upper == lower:
+            after = await self.session.shard.stack.compute(held.with_changes, changes)
 
-    def _put(self, changes: Mapping[str, str | None], upper: Antichain) -> None:
-        """Take the changes between its upper and `upper`."""
+        def take() -> None:
+            put_in = after is not None and self.held is held
+            self.take(lower, upper, changes, after if put_in else None, foreign=foreign)
+
+        return take
+
+    def take(
+        self,
+        lower: Antichain,
+        upper: Antichain,
+        changes: Mapping[str, str | None],
+        after: Whole | None = None,
+        *,
+        foreign: bool = False,
+    ) -> None:
+        """Take these, unless it has them. `after`: what it holds then. `foreign`: they are of others."""
+        if self.upper is not lower and self.upper != lower:
+            return
+        if after is not None:
+            self.held = after
+        else:
+            self.held.put(changes, upper)
+        self.foreign += foreign
         if changes:
             self.version += 1
-            self._changed.append((self.version, tuple(changes)))
-            self._changed_keys += len(changes)
-            while self._changed_keys > RECENT_KEYS_MAX:
-                self._changed_keys -= len(self._changed.popleft()[1])
-            self.held.put(changes, upper)
+            self._changed.add(self.version, changes)
+        if changes or foreign:  # what others changed may be as it was again, and was not in between
             self.changed = upper
         self.upper = upper
-        self._bound()
         self._hold()
+        self._bound()
+
+    async def _settled(self) -> None:
+        """So that the next changes find it settled."""
+        if self.settling is not None:
+            await asyncio.wait([self.settling])

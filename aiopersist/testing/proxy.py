@@ -43,6 +43,7 @@ class TcpProxy:
         self.port = 0  # known once it is entered
         self.delay_s = 0.0  # before each chunk, in both directions
         self.changed: Callable[[bytes], bytes] = bytes  # what becomes of each chunk of a request
+        self.answered: Callable[[bytes], bytes] = bytes  # what becomes of each chunk of an answer
         self.refusing = False
         self.accepted = 0
         self.refused = 0
@@ -206,6 +207,7 @@ class _Link:
             if self.proxy._is_swallowed(data):
                 self.cut()
                 return
+            data = self.proxy.answered(data)
             self.proxy.bytes_to_client += len(data)
             await _write(self.client_writer, data)  # after a cut nothing arrives
         _close(self.client_writer)

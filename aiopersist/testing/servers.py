@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+from aiopersist.errors import to_install
 from aiopersist.runtime import SYSTEM
 from aiopersist.testing.started import (
     PORT_ATTEMPTS,
@@ -170,7 +171,7 @@ def s3_client(endpoint: str, region: str = "us-east-1") -> Any:
         import botocore.config
         import botocore.session
     except ImportError as e:
-        raise RuntimeError("S3 tests need: pip install 'aiopersist[s3]'") from e
+        raise RuntimeError(f"S3 tests need: {to_install('s3')}") from e
     config = botocore.config.Config(s3={"addressing_style": "path"}, retries={"max_attempts": 5})
     session = botocore.session.get_session()
     return session.create_client("s3", endpoint_url=endpoint, region_name=region, config=config)

@@ -29,14 +29,17 @@ from aiopersist.errors import (
     StorageUnavailable,
     UnknownShard,
 )
+from aiopersist.storage.identity import location_key
 from aiopersist.web.contents_page import contents, live, value
 from aiopersist.web.guard import (
     FORM_FIELD,
     TokenGate,
     WithHeaders,
+    form_cookie,
     form_secret,
+    is_of_these_pages,
     is_own_form,
-    with_form_secret,
+    with_form_cookie,
 )
 from aiopersist.web.known import Known, KnownByClient, StillReading
 from aiopersist.web.location import WantedList, location_page
@@ -46,6 +49,9 @@ from aiopersist.web.shard import WantedShard, shard_page
 from aiopersist.web.work import UNITS, form_of, piece_of
 
 log = logging.getLogger("aiopersist").getChild("web")
+
+NOT_OWN = "The form did not come from these pages: open the page again. A proxy has to pass on the Host"
+FORM_KEY = "forms of the inspector"
 
 ClientOf = Callable[[Request], Client]
 Page = Callable[[Request, Client, Known], Awaitable[Response]]
@@ -126,7 +132,9 @@ async def _location(request: Request, client: Client, known: Known) -> Response:
 
 
 async def _count_usage(request: Request, client: Client, known: Known) -> Response:
-    """Begin to count; it changes nothing, so any form may ask for it."""
+    """Begin to count. It changes nothing, but it costs requests, so no other site may ask for it."""
+    if not is_of_these_pages(request):
+        raise HTTPException(403, NOT_OWN)
     known.usage.begin(client._stack.supervisor, client.usage, "count the usage")
     return RedirectResponse("./#usage", 303)
 
@@ -139,11 +147,16 @@ async def _metrics(request: Request, client: Client, known: Known) -> Response:
 async def _shard(request: Request, client: Client, known: Known) -> Response:
     wanted = WantedShard.of(request.query_params)
     shard = await known.shard_soon(client, wanted.name)
-    secret = form_secret(request) if request.state.write else None
+    cookie = form_cookie(request) if request.state.write else None
+    secret = None if cookie is None else form_secret(await _form_key(client), cookie)
     offered = {"form": secret, "works": known.works.of(shard.id), "units": UNITS, "wall": _wall(client)}
     values = await shard_page(client, shard, wanted) | offered
     page = HTMLResponse(await client._stack.compute(rendered, "shard.html", values))
-    return page if secret is None else with_form_secret(page, request, secret)
+    return page if cookie is None else with_form_cookie(page, request, cookie)
+
+
+async def _form_key(client: Client) -> bytes:
+    return await location_key(client._stack.blob, FORM_KEY)
 
 
 def _wall(client: Client) -> float:
@@ -155,8 +168,8 @@ async def _do(request: Request, client: Client, known: Known) -> Response:
     if not request.state.write:
         raise HTTPException(403, "This inspector only reads")
     form = await form_of(request)
-    if not is_own_form(request, form.get(FORM_FIELD, "")):
-        raise HTTPException(403, "The form did not come from these pages: open the page again")
+    if not is_own_form(request, form.get(FORM_FIELD, ""), await _form_key(client)):
+        raise HTTPException(403, NOT_OWN)
     title, piece = piece_of(form)
     name = form.get("name", "")
     shard = await known.shard(client, name)

@@ -90,8 +90,6 @@ class Census:
 
     def __init__(self, client: Client) -> None:
         self._stack = client._stack
-        self.names: list[tuple[str, ShardId]] = []
-        """All names, sorted, with the ids of shards and `Indexed`s, which may have the same name."""
         self.summaries: dict[str, ShardSummary] = {}
         """By id, as far as they were read."""
         self.totals = Totals()
@@ -100,6 +98,7 @@ class Census:
         """Why the last pass was cut off."""
         self._rates: dict[str, Rate] = {}
         self._known_names = KnownNames(ShardId), KnownNames(IndexedId)
+        self._all_names: list[tuple[str, ShardId]] = []
         self._urgent: dict[ShardId, None] = {}
         self._asked = self._answered = 0
         self._named = False
@@ -109,6 +108,16 @@ class Census:
         self._news = asyncio.Event()
 
     # --- for pages -------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[tuple[str, ShardId]]:
+        """All names, sorted, with the ids of shards and `Indexed`s, which may have the same name. One whose
+        creator stopped before it made the shard names nothing yet."""
+        return [pair for pair in self._all_names if not self._is_unmade(pair[1])]
+
+    def _is_unmade(self, shard: ShardId) -> bool:
+        summary = self.summaries.get(shard)
+        return summary is not None and summary.seqno is None and summary.problem is None
 
     async def look(self) -> None:
         """Wait until all is as it was when this call began, or later, but not for long: then a page shows
@@ -179,7 +188,7 @@ class Census:
         """Bring all up to date. The requests for names, one for every few hundred heads, and a read of each
         shard that has another version."""
         if any([await known.look(self._stack) for known in self._known_names]) or not self._named:
-            self.names = sorted(pair for known in self._known_names for pair in known.ids.items())
+            self._all_names = sorted(pair for known in self._known_names for pair in known.ids.items())
             self._forget()
         self._named = True
         self._tell()
@@ -194,7 +203,7 @@ class Census:
 
     def _forget(self) -> None:
         """Forget the shards that have no name any more."""
-        there = {shard for _, shard in self.names}
+        there = {shard for _, shard in self._all_names}
         for gone in self.summaries.keys() - there:
             self.totals = self.totals.without(self.summaries.pop(gone))
         for gone in self._rates.keys() - there:
@@ -202,7 +211,7 @@ class Census:
 
     async def _moved(self) -> dict[ShardId, str]:
         """The shards that have another version than their summary, and their names."""
-        keys = {consensus_key(shard): (shard, name) for name, shard in self.names}
+        keys = {consensus_key(shard): (shard, name) for name, shard in self._all_names}
         known = {key: self._known(shard) for key, (shard, _) in keys.items()}
         moved: dict[ShardId, str] = {}
         for some in sliced(known, HEADS_AT_ONCE):

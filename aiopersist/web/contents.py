@@ -6,9 +6,9 @@ from typing import NamedTuple
 from starlette.datastructures import QueryParams
 
 from aiopersist.errors import InvalidUsage, NotReadable, SinceViolation, UsageKind, shown
-from aiopersist.frontier import less_equal
+from aiopersist.frontier import Time, less_equal
 from aiopersist.state.model import Clock
-from aiopersist.web.readable import Readable, Scale, time_given
+from aiopersist.web.readable import Readable, Scale, time_given, time_known
 from aiopersist.web.reading import Question, RowPlace, RowTrail
 from aiopersist.web.rows import Column
 from aiopersist.web.words import time_text
@@ -67,10 +67,18 @@ class WantedRows(NamedTuple):
         places = self.trail.places
         return (places[-1], RowTrail(places[:-1])) if places else None
 
-    def question(self, readable: Readable) -> Question:
+    def times(self, readable: Readable, now: float) -> list[Time]:
+        """Those that are written."""
+        return [time_given(text, readable, now) for text in (self.at, self.since) if text]
+
+    def is_at_rest(self, readable: Readable, now: float) -> bool:
+        """Whether nobody has written since the time that is wanted."""
+        return bool(self.at) and readable.upper.less_equal(time_given(self.at, readable, now))
+
+    def question(self, readable: Readable, now: float) -> Question:
         """The rows that are wanted. `NotReadable`, `SinceViolation`, `InvalidUsage`."""
-        as_of = time_given(self.at, readable) if self.at else readable.late
-        since = time_given(self.since, readable) if self.since else None
+        as_of = self._time(self.at, readable, now) if self.at else readable.late
+        since = self._time(self.since, readable, now) if self.since else None
         for time in (as_of, since):
             if time is None:
                 continue
@@ -84,6 +92,9 @@ class WantedRows(NamedTuple):
                 raise InvalidUsage(UsageKind.INVALID_TIME, text)
             since, as_of = as_of, since
         return Question(as_of, since, self.place, self.how, self.key, self.where, self.stream)
+
+    def _time(self, text: str, readable: Readable, now: float) -> Time:
+        return time_known(time_given(text, readable, now), readable, now)
 
 
 def _moved(query: QueryParams, name: str, scale: Scale | None, clock: Clock) -> str:

@@ -1,15 +1,19 @@
 """Answers the addresses of contents: a page of rows, a value whole, live changes."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
+import anyio
 import pydantic_core
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from aiopersist.client import Client
 from aiopersist.data.updates.updates import Updates
 from aiopersist.errors import Error, InvalidUsage, NotReadable, UsageKind, shown
+from aiopersist.shard.instant import now_for
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import Clock
 from aiopersist.web.contents import HOWS, WantedRows, chosen_columns
@@ -21,6 +25,8 @@ from aiopersist.web.rows import cells, columns_of, whole
 from aiopersist.web.streams import arrangement_of, read_stream_value
 from aiopersist.web.words import frontier_text, time_text, visible
 
+LIVE_MAX = 50  # streams at once: each holds history, and listens
+LIVE_SEND_S = 30.0  # for an event: then its visitor takes nothing
 LIVE_ROWS = 100  # of an event; of the others it has the number
 LIVE_EVERY_S = 0.1  # so that a browser has time to draw: what comes meanwhile is in the next event
 
@@ -44,9 +50,10 @@ async def contents(request: Request, client: Client, known: Known) -> Response:
         "chosen": (),
     }
     if times is not None:
-        question = wanted.question(times)
+        now = await _now(client, wanted, times)
+        question = wanted.question(times, now)
         read = await known.reads.of(client, shard.id, question)
-        values |= {"question": question, "read": read}
+        values |= {"question": question, "read": read, "is_at_rest": wanted.is_at_rest(times, now)}
         if read.page is not None:
             values["chosen"] = chosen_columns(read.page.columns, wanted.columns)
     return HTMLResponse(await client._stack.compute(rendered, "contents.html", values))
@@ -62,7 +69,8 @@ async def value(request: Request, client: Client, known: Known) -> Response:
     row, column = query.get("row", ""), query.get("of", "")
     number = int(row) if row.isascii() and row.isdigit() and len(row) < 6 else -1
     read = read_stream_value if wanted.stream else read_value
-    found = await read(client, shard.id, wanted.question(times), number, column)
+    question = wanted.question(times, await _now(client, wanted, times))
+    found = await read(client, shard.id, question, number, column)
     if found is None:
         text = f"row={shown(row)}, of={shown(column)}: the page has no such value"
         raise InvalidUsage(UsageKind.INVALID_COLUMN, text)
@@ -82,6 +90,13 @@ def _times(shard: Shard, stream: str) -> Readable | None:
     return readable(state)
 
 
+async def _now(client: Client, wanted: WantedRows, times: Readable) -> float:
+    """The clock, to be compared with the times that are wanted."""
+    clock = client._stack.clock
+    written = wanted.times(times, await clock.now())
+    return await now_for(clock, max((time for time in written if isinstance(time, int)), default=0))
+
+
 def _sealed(shard: Shard, stream: str) -> int | None:
     """The seal of a stream; `None` for a shard."""
     return arrangement_of(shard, stream).seal if stream else None
@@ -99,11 +114,40 @@ async def live(request: Request, client: Client, known: Known) -> Response:
         raise InvalidUsage(UsageKind.INVALID_NAME, text)
     if time_lengths(shard.state) - {None}:
         raise InvalidUsage(UsageKind.INVALID_TIME, f"{shard.label} has product times: it has no live changes")
-    headers = {"X-Accel-Buffering": "no"}  # proxies hand events on as they come
-    return StreamingResponse(_events(client, shard), media_type="text/event-stream", headers=headers)
+    if known.live_streams >= LIVE_MAX:
+        raise HTTPException(503, f"{LIVE_MAX} visitors follow live changes: close one of their pages")
+    return _LiveStream(client, shard, known)
 
 
-async def _events(client: Client, shard: Shard) -> AsyncIterator[bytes]:
+class _LiveStream(StreamingResponse):
+    """The events, as long as the visitor takes them."""
+
+    def __init__(self, client: Client, shard: Shard, known: Known) -> None:
+        headers = {"X-Accel-Buffering": "no"}  # proxies hand events on as they come
+        self._events = _events(client, shard)
+        super().__init__(self._events, media_type="text/event-stream", headers=headers)
+        self._known = known
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with anyio.CancelScope() as unless_stuck:
+
+            async def send_in_time(message: Message) -> None:
+                with anyio.move_on_after(LIVE_SEND_S) as waiting:
+                    await send(message)
+                if waiting.cancelled_caught:
+                    unless_stuck.cancel()
+                    await anyio.sleep_forever()
+
+            self._known.live_streams += 1
+            try:
+                await super().__call__(scope, receive, send_in_time)
+            finally:
+                self._known.live_streams -= 1
+                with anyio.CancelScope(shield=True):
+                    await self._events.aclose()
+
+
+async def _events(client: Client, shard: Shard) -> AsyncGenerator[bytes, None]:
     schema, clock = shard.schema(shard.state.schema_id), shard.state.clock
     try:
         async with client.reader(shard.id) as reader, reader.listen() as listen:

@@ -5,8 +5,10 @@
   the address; programs send it as `Authorization: Bearer`. Tokens are compared in constant time.
 - *The name of the host*, on a loopback address: a web site whose name was made to point here would otherwise
   be the same origin as these pages, and could read them (DNS rebinding).
-- *A secret of the form*: a page that changes something has it in its form and in a cookie, which other sites
-  can neither read nor send.
+- *A secret of the form*: a page that changes something gives the browser a cookie, and its form has what a
+  key of the location makes of that cookie. Other sites cannot read it, and who plants a cookie of his own, as
+  a page of another port can, does not know what belongs to it.
+- *The origin of a form*: where the browser tells it, by `Sec-Fetch-Site` or by `Origin`, it is these pages.
 
 Each is an ASGI application around another one, so that streams pass through them as they are.
 """
@@ -15,7 +17,7 @@ import hashlib
 import hmac
 from collections.abc import Collection
 from http.cookies import SimpleCookie
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -109,7 +111,7 @@ class TokenGate:
         if not any(name == "token" and same(value, self._token) for name, value in pairs):
             return PlainTextResponse("Open the address with ?token=... that the server printed.\n", 401)
         rest = urlencode([(name, value) for name, value in pairs if name != "token"])
-        path = "./" + scope["path"].rpartition("/")[2]
+        path = "./" + quote(scope["path"].rpartition("/")[2], errors="replace")
         response = Response(status_code=303, headers={"Location": path + ("?" + rest if rest else "")})
         secure = scope.get("scheme") == "https"
         path = scope.get("root_path", "") or "/"
@@ -142,16 +144,21 @@ def _cookie(headers: Headers, name: str) -> str:
 # --- forms -----------------------------------------------------------------------------------------------
 
 
-def form_secret(request: Request) -> str:
-    """The secret of this browser's forms; a new one for its first."""
+def form_cookie(request: Request) -> str:
+    """What the cookie of this browser says; something new for its first form."""
     return request.cookies.get(FORM_COOKIE) or SYSTEM.token()
 
 
-def with_form_secret(response: Response, request: Request, secret: str) -> Response:
-    """The response, which lets the browser keep the secret."""
+def form_secret(key: bytes, cookie: str) -> str:
+    """What the forms of a browser with that cookie have."""
+    return hmac.digest(key, cookie.encode("utf-8", "surrogateescape"), hashlib.sha256).hex()
+
+
+def with_form_cookie(response: Response, request: Request, cookie: str) -> Response:
+    """The response, which lets the browser keep the cookie."""
     response.set_cookie(
         FORM_COOKIE,
-        secret,
+        cookie,
         max_age=COOKIE_S,
         path=request.scope.get("root_path", "") or "/",
         secure=request.url.scheme == "https",
@@ -161,8 +168,17 @@ def with_form_secret(response: Response, request: Request, secret: str) -> Respo
     return response
 
 
-def is_own_form(request: Request, given: str) -> bool:
+def is_own_form(request: Request, given: str, key: bytes) -> bool:
     """Whether a form that came was made by these pages, for this browser."""
-    site = request.headers.get("sec-fetch-site", "same-origin")
-    kept = request.cookies.get(FORM_COOKIE, "")
-    return bool(kept) and same(given, kept) and site in ("same-origin", "none")
+    cookie = request.cookies.get(FORM_COOKIE, "")
+    return bool(cookie) and same(given, form_secret(key, cookie)) and is_of_these_pages(request)
+
+
+def is_of_these_pages(request: Request) -> bool:
+    """Whether the browser says that a form lies on these pages, or says nothing. `Sec-Fetch-Site` comes
+    first: no page can set it, and a proxy may have changed `Host`. Browsers leave it out on plain HTTP."""
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site in ("same-origin", "none")
+    origin = request.headers.get("origin")
+    return origin is None or origin.partition("://")[2].lower() == request.headers.get("host", "").lower()

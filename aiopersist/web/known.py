@@ -11,10 +11,10 @@ from weakref import WeakKeyDictionary
 
 from aiopersist.client import Client
 from aiopersist.gc.sweep import Usage
-from aiopersist.resource import Supervisor
 from aiopersist.runtime import Runtime
 from aiopersist.shard.catalog import resolve_any
 from aiopersist.shard.shard import Shard
+from aiopersist.supervisor import Supervisor
 from aiopersist.web.census import Census
 from aiopersist.web.reading import warm_up_reading
 from aiopersist.web.reads import Reads
@@ -68,6 +68,7 @@ class Known:
         self.usage: Count[Usage] = Count(client._stack.runtime)
         self.reads = Reads()
         self.works = Works()
+        self.live_streams = 0
         self._shards: OrderedDict[str, Shard] = OrderedDict()
         self._opening: dict[str, asyncio.Task[Shard]] = {}
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import TIME_MAX, Antichain, Time, int_time, last_before, minimum
+from aiopersist.shard.instant import ago_of, at_rest
 from aiopersist.state.model import Clock, State
 from aiopersist.state.streams import Arrangement
 from aiopersist.web.words import EPOCH
@@ -102,9 +103,9 @@ def _late(state: State) -> Time | None:
     return None
 
 
-def time_given(text: str, readable: Readable) -> Time:
+def time_given(text: str, readable: Readable, now: float) -> Time:
     """The time that people write: an int, ints with commas between them, or on a wall clock an instant, in
-    UTC unless it says another zone. `InvalidUsage` for others."""
+    UTC unless it says another zone, or how long ago. `InvalidUsage` for others."""
     numbers = text.strip().strip("()").split(",")
     if all(re.fullmatch(" *[0-9]{1,19} *", number, re.ASCII) for number in numbers):
         times = tuple(map(int, numbers))
@@ -112,11 +113,20 @@ def time_given(text: str, readable: Readable) -> Time:
             return times if len(times) > 1 else times[0]
     elif readable.clock is Clock.WALL:
         try:
-            instant = datetime.fromisoformat(text.strip())
+            instant = ago_of(text.strip(), now) or datetime.fromisoformat(text.strip())
             aware = instant if instant.tzinfo else instant.replace(tzinfo=UTC)
             return max((aware - EPOCH) // timedelta(microseconds=1), 0)
         except (ValueError, OverflowError):
             pass
-    what = "an int, or an instant such as 2026-01-31 12:00" if readable.clock is Clock.WALL else "an int"
+    is_wall = readable.clock is Clock.WALL
+    what = "an int, an instant such as 2026-01-31 12:00, or now-5min" if is_wall else "an int"
     what = what if _is_int(readable.since) else "ints with commas between them, as 3,7"
     raise InvalidUsage(UsageKind.INVALID_TIME, f"{shown(text)} is no time of this shard: {what}")
+
+
+def time_known(time: Time, readable: Readable, now: float) -> Time:
+    """The time whose contents answer for `time`: on a wall clock at rest, the last complete one."""
+    if readable.clock is not Clock.WALL or not isinstance(time, int):
+        return time
+    last = at_rest(readable.upper, time, now)
+    return time if last is None else last

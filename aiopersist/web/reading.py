@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from aiopersist.client import Client
-from aiopersist.data.jsonable import column_from_texts, column_texts, from_json
+from aiopersist.data.jsonable import column_texts, from_json, scalar_from_text
 from aiopersist.data.lazy import import_all, pa, pc, warm_up
 from aiopersist.data.part.keys import at_or_beyond, has_conditions, is_key
 from aiopersist.data.part.where_text import parse_where
@@ -175,13 +175,18 @@ def _behind(some: pa.Table, before: RowPlace, schema: Schema[Any, Any, Any]) -> 
     if has_conditions(schema.key.codec.arrow_type):
         (key,) = column_texts(some.column("key").slice(count - 1))
         if key != before.key and len(key) <= KEY_CHARS_MAX:
-            past = some.filter(is_key(_scalar(key, schema))).num_rows
+            past = some.filter(is_key(scalar_from_text(key, schema.key.codec.arrow_type))).num_rows
             return RowPlace(key, past, before.rows + count)
     return RowPlace(before.key, before.past + count, before.rows + count)
 
 
-def _scalar(text: str, schema: Schema[Any, Any, Any]) -> Any:
-    return column_from_texts([text], schema.key.codec.arrow_type)[0]
+def _key_of(place: RowPlace, t: Any) -> Any:
+    assert place.key is not None
+    try:
+        return scalar_from_text(place.key, t)
+    except ValueError as error:
+        text = f"after=...: the place is at {shown(place.key, 40)}, which is no key of type {t}"
+        raise InvalidUsage(UsageKind.INVALID_CURSOR, text) from error
 
 
 # --- reading -----------------------------------------------------------------------------------------------
@@ -260,7 +265,7 @@ def _parsed(question: Question, where: Any, schema: Schema[Any, Any, Any]) -> tu
         start = key_given(question.key, t)
         conditions.append(is_key(start) if question.how == "is" else at_or_beyond(start))
     if question.place.key is not None:
-        start = _scalar(question.place.key, schema)
+        start = _key_of(question.place, t)
     if start is not None and question.how != "is":
         conditions.append(at_or_beyond(start))
     return start, _all_of(*conditions)

@@ -3,10 +3,9 @@
 | module                          | what it has                                                   |
 |---------------------------------|---------------------------------------------------------------|
 | `handle`, `open`, `session`     | the write handle, and what its calls share                    |
-| `append`, `append_many`, `combine`, `checks` | appends to one shard, to several, of many callers |
-| `small`                         | the short way of a small append                               |
+| `pending`, `batches`, `checks`  | what is appended, until its outcome is told                   |
+| `append`, `append_many`, `combine` | appends to one shard, to several, of many callers          |
 | `batch`, `staged`, `builder`, `assemble` | staged batches, and their state of use               |
-| `outcome`                       | the outcome of an append whose caller was not told            |
 | `remote`, `transmit`            | batches that other processes build                            |
 
 Imports `parts`, `shard`, `state`, `data`, `measure`.

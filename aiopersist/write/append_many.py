@@ -7,14 +7,16 @@ from typing import Any, NamedTuple
 from aiopersist.data.updates.given import taken
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain, Time
-from aiopersist.shard.commit import Intent
+from aiopersist.shard.attempt import Attempt
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.subscriptions import Ack
-from aiopersist.write.append import AppendIntent, BatchesAppend, RowsAppend, append_all
+from aiopersist.write.append import append_all
 from aiopersist.write.batch import Batch
+from aiopersist.write.batches import BatchesAppend
 from aiopersist.write.checks import check_bounds
 from aiopersist.write.handle import WriteHandle, session_of
+from aiopersist.write.pending import PendingAppend
 
 
 class Append(NamedTuple):
@@ -36,23 +38,25 @@ def taken_append(append: Append) -> Append:
 
 async def append_to_many(appends: Sequence[Append], stack: Stack) -> None:
     """See `Client.compare_and_append_many`."""
-    with _taken(appends, stack) as intents:
-        if intents:
-            await append_all(intents)
+    with _taken(appends, stack) as pending:
+        if pending:
+            await append_all(pending)
 
 
-async def append_with(appends: Sequence[Append], shard: Shard, acks: tuple[Ack, ...], intent: Intent) -> None:
+async def append_with(
+    appends: Sequence[Append], shard: Shard, acks: tuple[Ack, ...], joined: Attempt
+) -> None:
     """Append, and acknowledge in the same commit, in `shard`: if one of the appends is to that shard, as a
-    part of it; else by `intent`."""
-    with _taken(appends, shard.stack) as intents:
-        same = [one for one in intents if one.session.shard is shard]
+    part of it; else by what is `joined`."""
+    with _taken(appends, shard.stack) as pending:
+        same = [one for one in pending if one.session.shard is shard]
         for one in same:
             one.acks = acks
-        await append_all(intents, [] if same else [intent])
+        await append_all(pending, [] if same else [joined])
 
 
 @contextmanager
-def _taken(appends: Sequence[Append], stack: Stack) -> Iterator[list[AppendIntent]]:
+def _taken(appends: Sequence[Append], stack: Stack) -> Iterator[list[PendingAppend]]:
     """The appends, checked, within calls of their writers."""
     appends = [Append(*append) for append in appends]
     _check(appends, stack)
@@ -61,17 +65,17 @@ def _taken(appends: Sequence[Append], stack: Stack) -> Iterator[list[AppendInten
             calls.enter_context(session_of(append.writer).scope.call())
         for append in appends:
             session_of(append.writer).unsettled = None
-        yield [_intent(append) for append in appends]
+        yield [_pending(append) for append in appends]
 
 
-def _intent(append: Append) -> AppendIntent:
+def _pending(append: Append) -> PendingAppend:
     session, updates = session_of(append.writer), append.updates
-    lower, upper = check_bounds(append.expected_upper, append.new_upper, session.schema)
+    bounds = check_bounds(append.expected_upper, append.new_upper, session.schema)
     if isinstance(updates, Batch):
-        return BatchesAppend(session, lower, upper, {}, batches=[updates])
+        return BatchesAppend(session, *bounds, [updates])
     if isinstance(updates, list | tuple) and updates and isinstance(updates[0], Batch):
-        return BatchesAppend(session, lower, upper, {}, batches=updates)
-    return RowsAppend(session, lower, upper, {}, updates=updates)
+        return BatchesAppend(session, *bounds, updates)
+    return PendingAppend(session, *bounds, updates)
 
 
 def _check(appends: Sequence[Append], stack: Stack) -> None:

@@ -70,7 +70,7 @@ def assembled(
             runs += [len(parts)] if parts else []
             runs += [len(parts) + run for run in b.batch.runs]
             parts += [_truncated(b.batch, part, lower, upper) for part in b.batch.parts]
-    return HollowBatch.of(lower=lower, upper=upper, since=since, parts=tuple(parts), runs=tuple(runs))
+    return HollowBatch(lower=lower, upper=upper, since=since, parts=tuple(parts), runs=tuple(runs))
 
 
 def _truncated(batch: HollowBatch, part: HollowPart, lower: Antichain, upper: Antichain) -> HollowPart:

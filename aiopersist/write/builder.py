@@ -8,7 +8,7 @@ from typing import Any
 from aiopersist.data.updates.given import taken
 from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Time
-from aiopersist.resource import RELEASE_DEADLINE_S, Resource, Scope
+from aiopersist.resource import Resource, Scope
 from aiopersist.shard.registration import Registration
 from aiopersist.write.batch import Batch
 from aiopersist.write.checks import check_bounds
@@ -130,7 +130,7 @@ class BatchBuilder(Resource):
         self._scope.close()
         deletion, task = self._deletion, asyncio.current_task()
         if deletion is not None and not deletion.done() and not (task and task.cancelling()):
-            await asyncio.wait([deletion], timeout=RELEASE_DEADLINE_S)
+            await self._context.shard.stack.supervisor.released(deletion)
 
     @property
     def _parts(self) -> int:

@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from contextlib import aclosing
 from copy import copy
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from aiopersist.data.lazy import pa
@@ -22,14 +21,17 @@ from aiopersist.data.updates.assemble import at_time, concat, joined
 from aiopersist.data.updates.convert import ROW, chunks_of, is_arrow, to_table
 from aiopersist.data.updates.given import taken
 from aiopersist.data.updates.sizes import check_update_size
-from aiopersist.data.updates.tiny import PlainRows
+from aiopersist.data.updates.tiny import TINY_ROWS, PlainRows
 from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageKind
 from aiopersist.frontier import Antichain, successor
 from aiopersist.parts.columns import columns_of
+from aiopersist.parts.flush import must_flush
 from aiopersist.parts.upload import Upload, chunks_as_they_come, chunks_on_a_thread, is_small
 from aiopersist.resource import for_each
+from aiopersist.shard.queue import GroupQueue
 from aiopersist.shard.registration import LOST_MAX
 from aiopersist.state.command import Context
+from aiopersist.state.model import HollowBatch
 from aiopersist.state.once import Once
 from aiopersist.state.writing import (
     Appended,
@@ -40,19 +42,23 @@ from aiopersist.state.writing import (
     repeat_of,
     time_of_write,
 )
-from aiopersist.write.append import StagedAppend, commit_staged
-from aiopersist.write.outcome import PendingAppend, UnsettledCall
+from aiopersist.write.append import commit_staged
+from aiopersist.write.pending import PendingAppend
 from aiopersist.write.session import Session
 
 CALLS_AT_ONCE = 256  # in one turn of the loop: under a millisecond
 NUMBERS_MAX = 512  # transactions in a commit: each is a record of its version, which one turn makes
 
 
-class _WaitingWrite(UnsettledCall):
-    """One `write` that waits. `append` is the append of the group that took it last."""
+class _WaitingWrite:
+    """One `write` that waits: an `UnsettledCall` once its caller is gone."""
 
-    def __init__(self, transactions: Mapping[str, int], once: Once) -> None:
-        super().__init__(transactions, once)
+    def __init__(self, session: Session, transactions: Mapping[str, int], once: Once) -> None:
+        self.transactions = transactions
+        self.once = once
+        self.append = PendingAppend(session)
+        """Of the group that took it last."""
+        self.decided: asyncio.Future[None] | None = None
         self.time: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """Only its caller awaits it: it is cancelled if the caller is."""
         self.rows: Sequence[tuple[Any, Any, int]] = ()
@@ -102,20 +108,19 @@ class Combiner:
         self._shard = session.shard
         self._schema = session.schema
         self._plain = PlainRows(session.schema)
-        self._waiting: dict[_WaitingWrite, None] = {}
-        """In the order in which they came."""
-        self._leader: asyncio.Task[None] | None = None
+        supervisor = session.shard.stack.supervisor
+        self._queue = GroupQueue[_WaitingWrite](supervisor, "commit the writes of a handle", self._carry_out)
 
     @property
     def queueing(self) -> int:
         """How many calls wait for the next group."""
-        return len(self._waiting)
+        return len(self._queue.waiting)
 
     async def write(self, rows: Any, diff: int, transactions: Mapping[str, int], once: Once) -> int:
         """See `WriteHandle.write`."""
         if self._schema.time_length is not None:
             raise InvalidUsage(UsageKind.INVALID_TIME, "write picks int times; this shard has product times")
-        call = _WaitingWrite(transactions, once)
+        call = _WaitingWrite(self._session, transactions, once)
         try:
             few = self._plain.few(rows, diff, self._shard.stack.settings.update_size_max)
             if few is None:
@@ -127,17 +132,13 @@ class Combiner:
                 return last_complete((await self._shard.open()).upper)
             return await self._queued(call)
         except (asyncio.CancelledError, Indeterminate):
-            withdrawn = call in self._waiting or not call.queued
-            self._waiting.pop(call, None)
-            call.abandon(withdrawn=withdrawn)
+            call.abandon(withdrawn=self._queue.withdraw(call) or not call.queued)
             self._session.unsettled = call
             raise
 
     async def _queued(self, call: _WaitingWrite) -> int:
-        self._waiting[call], call.queued = None, True
-        call.origin = self._shard.stack.tracing.origin()
-        if self._leader is None or self._leader.done():
-            self._leader = self._shard.stack.supervisor.spawn(self._lead(), "commit the writes of a handle")
+        call.queued, call.origin = True, self._shard.stack.tracing.origin()
+        self._queue.add(call)
         return await call.time
 
     async def _converted(self, rows: Any, diff: int) -> "pa.Table":
@@ -175,38 +176,31 @@ class Combiner:
         check_update_size(table, self._shard.stack.settings.update_size_max, row_base=start)
         return table
 
-    async def _lead(self) -> None:
-        while self._waiting:
-            group: list[_WaitingWrite] = []
+    async def _carry_out(self) -> None:
+        group: list[_WaitingWrite] = []
+        try:
+            await self._session.begin_turn()
             try:
-                async with self._session.turn():
-                    group = self._take()
-                    await self._commit(group)
-            except BaseException as error:
-                # Without a group the turn did not even begin: all calls that wait for it get the error.
-                await self._answer(group or self._take_all(), error)
-                if not isinstance(error, Exception):
-                    raise
+                group = self._take()
+                await self._commit(group)
+            finally:
+                self._session.end_turn()
+        except BaseException as error:
+            # Without a group the turn did not even begin: all calls that wait for it get the error.
+            await self._answer(group or self._queue.take(), error)
+            if not isinstance(error, Exception):
+                raise
 
     def _take(self) -> list[_WaitingWrite]:
         """All calls that wait, or as many as one commit may have."""
         taken = numbers = 0
-        for call in self._waiting:
+        for call in self._queue.waiting:
             if call.transactions or call.once.hashes:
                 numbers += 1
                 if numbers > NUMBERS_MAX:
                     break
             taken += 1
-        if taken == len(self._waiting):
-            return self._take_all()
-        group = list(islice(self._waiting, taken))
-        for call in group:
-            del self._waiting[call]
-        return group
-
-    def _take_all(self) -> list[_WaitingWrite]:
-        taken, self._waiting = list(self._waiting), {}
-        return taken
+        return self._queue.take(taken)
 
     async def _slices(self, calls: Sequence[_WaitingWrite]) -> AsyncIterator[Sequence[_WaitingWrite]]:
         """`calls` in slices. Other tasks have a turn of the loop between two of them."""
@@ -219,7 +213,7 @@ class Combiner:
         """Answer all of them, except those that wait again."""
 
         def answer(call: _WaitingWrite) -> None:
-            if call not in self._waiting:
+            if call not in self._queue.waiting:
                 call.answer(outcome)
 
         await for_each(calls, answer, CALLS_AT_ONCE, self._shard.stack.runtime)
@@ -259,33 +253,40 @@ class Combiner:
             app: number for call in group if call.transactions for app, number in call.transactions.items()
         }
         hashes = tuple(hashed for call in group for hashed in call.once.hashes)
+        inline, context = self._inline(group, upper, time), self._session.context
         registration = await self._session.ensure_registered()
-        registration.hold()  # an upload may take longer than the handle keeps it
-        upload = self._session.context.upload(upper, registration)
-        pending = PendingAppend(uploads=[upload])
+        upload = context.upload(upper, registration)
+        pending = PendingAppend(self._session, uploads=[upload])
+        pending.hold(registration)  # an upload may take longer than the handle keeps it
         for call in group:
             call.append = pending
         try:
-            await self._upload(upload, group, time)
-            await self._session.make_room()
-            batch = await upload.finish(successor(time))
+            if inline is None:
+                await self._upload(upload, group, time)
+            if must_flush(self._shard):
+                await self._session.flush_inline()
+            batch = await upload.finish(successor(time)) if inline is None else inline
             stack = self._shard.stack
             room, apps_max = stack.settings.inline_writes_total_max_bytes, stack.settings.txn_ids_max
             once = Once(hashes, stack.settings.once_keep_s)
-            command = Write(upload.writer, stack.runtime.token(), batch, transactions, room, apps_max, once)
-            (done,) = await commit_staged([StagedAppend(self._session, command, pending)])
+            marks = transactions, room, apps_max, once
+            pending.command = Write(upload.writer, stack.runtime.token(), batch, *marks)
+            (done,) = await commit_staged([pending], apart=False)
             return done
         finally:
-            registration.release()
             await pending.tidy()
+
+    def _inline(self, group: list[_WaitingWrite], upper: Antichain, time: int) -> HollowBatch | None:
+        """The rows of all calls at that time, if they are few and plain."""
+        if len(group) > TINY_ROWS or any(call.table is not None for call in group):
+            return None
+        return self._session.context.inline(_rows_of(group, time), upper, successor(time))
 
     async def _upload(self, upload: Upload, group: list[_WaitingWrite], time: int) -> None:
         """Take the rows of all calls, at that time."""
-        are_few = len(group) <= CALLS_AT_ONCE and all(call.table is None for call in group)
         async for calls in self._slices(group):
-            rows = [(key, val, time, diff) for call in calls for key, val, diff in call.rows]
-            if rows:
-                await (upload.take_whole(rows) if are_few else upload.take(rows))
+            if rows := _rows_of(calls, time):
+                await upload.take(rows)
             if tables := [call.table for call in calls if call.table is not None and call.table.num_rows]:
                 await upload.add(at_time(joined(tables, self._schema), time, self._schema))
 
@@ -326,5 +327,9 @@ class Combiner:
                     apps.update(call.transactions, call.once.hashes)
                     rest.append(call)
                 else:
-                    self._waiting[call] = None
+                    self._queue.waiting[call] = None
         return rest
+
+
+def _rows_of(calls: Sequence[_WaitingWrite], time: int) -> list[tuple[Any, Any, int, int]]:
+    return [(key, val, time, diff) for call in calls for key, val, diff in call.rows]

@@ -12,20 +12,21 @@ from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.given import GivenRows, GivenUpdates, taken
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Time
+from aiopersist.plain import warn_in_body
 from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards
 from aiopersist.state.model import Clock
 from aiopersist.state.once import Once
-from aiopersist.write.append import AppendIntent, BatchesAppend, RowsAppend, append_all
+from aiopersist.write.append import append_all
 from aiopersist.write.batch import Batch
+from aiopersist.write.batches import BatchesAppend
 from aiopersist.write.builder import BatchBuilder
 from aiopersist.write.checks import Txn, check_bounds, check_frontier, check_no_table, check_once, check_txn
 from aiopersist.write.combine import Combiner
-from aiopersist.write.outcome import Committed, NotCommitted
+from aiopersist.write.pending import Committed, NotCommitted, PendingAppend
 from aiopersist.write.session import Session
-from aiopersist.write.small import append_small, short_rows
 from aiopersist.write.staged import StagedBatch, StagingContext
 from aiopersist.write.transmit import ENVELOPE, WRITER, TransmittedWriter, decode
 
@@ -44,7 +45,7 @@ class WriteHandle(Resource, Generic[K, V]):
         self._combiner = Combiner(session)
 
     @classmethod
-    async def open(
+    async def _open(
         cls,
         shard: Shard,
         schema: Schema[K, V, Any],
@@ -60,6 +61,7 @@ class WriteHandle(Resource, Generic[K, V]):
         if clock is not None and state.clock is not clock:
             text = f"{shard.label} has a {state.clock} clock, not a {clock} one: it is set once, at creation"
             raise InvalidUsage(UsageKind.INVALID_CLOCK, text, shard_id=shard.id, clock=clock)
+        schema = shard.as_stored(schema)
         session = Session(StagingContext(shard, schema, shard.schema_id(schema), scope))
         try:
             await session.ensure_registered()
@@ -128,16 +130,7 @@ class WriteHandle(Resource, Generic[K, V]):
         beyond now, the empty frontier aside.
 
         Costs one compare-and-set, and one request per part if the data is not small."""
-        with self._scope.call():
-            self._session.unsettled = None
-            bounds = check_bounds(expected_upper, new_upper, self._schema)
-            is_marked = txn is not None or once is not None
-            rows = None if is_marked else short_rows(self._session, updates, *bounds)
-            if rows is not None and await append_small(self._session, rows, *bounds):
-                return
-            marked = check_txn(txn), self._once(once, txn)
-            given = updates if rows is None else rows
-            await append_all([RowsAppend(self._session, *bounds, *marked, updates=given)])
+        await self._append(PendingAppend, updates, expected_upper, new_upper, txn, once)
 
     async def append(
         self, updates: GivenUpdates[K, V], lower: Antichain | Time, upper: Antichain | Time
@@ -145,7 +138,7 @@ class WriteHandle(Resource, Generic[K, V]):
         """Append definite data that replicas of this writer append, too. Updates before the shard's upper
         are dropped, so overlapping and repeated appends of the same data land once. `UpperMismatch` if the
         upper is below `lower` or incomparable: there would be a gap. Costs as `compare_and_append`."""
-        await self._append(RowsAppend, lower, upper, replica=True, updates=updates)
+        await self._append(PendingAppend, updates, lower, upper, replica=True)
 
     async def write(
         self, rows: GivenRows[K, V], diff: int = 1, txn: Txn | None = None, once: str | None = None
@@ -154,6 +147,7 @@ class WriteHandle(Resource, Generic[K, V]):
         time: the upper; on a wall clock, now. Calls that wait at the same moment share one commit. Int times
         only. `txn` and `once` as in `compare_and_append`; a repeat of `once` returns the time of the first
         one, and an id is recorded also where there are no rows."""
+        warn_in_body(self._shard.stack, "WriteHandle.write", "tx.append")
         with self._scope.call():
             self._session.unsettled = None
             return await self._combiner.write(rows, diff, check_txn(txn), self._once(once, txn))
@@ -177,12 +171,15 @@ class WriteHandle(Resource, Generic[K, V]):
         """Stage `updates`, whose times lie in `[lower, upper)`, to be appended later, or by another process.
         Parts are uploaded while the input is read; a small batch stays in memory. No commit."""
         with self._scope.call():
-            bounds, updates = check_bounds(lower, upper, self._schema), taken(updates)
+            bounds, context = check_bounds(lower, upper, self._schema), self._session.context
+            inline = context.inline(updates, *bounds)
+            given = None if inline is not None else taken(updates)
             registration = await self._session.begin_batch()
-            context = self._session.context
             upload = context.upload(bounds[0], registration)
             try:
-                await upload.take_whole(updates)
+                if inline is not None:
+                    return Batch(StagedBatch(context, registration, inline))
+                await upload.take(given)
                 upload.check_upper(bounds[1])
                 return Batch(StagedBatch(context, registration, await upload.finish(bounds[1])))
             except BaseException:
@@ -213,7 +210,7 @@ class WriteHandle(Resource, Generic[K, V]):
         self._scope.check()
         writer, schema_id = self.writer_id, self._session.context.schema_id
         self._session.registration.lent = True
-        transmitted = TransmittedWriter.of(shard=self.shard_id, writer=writer, schema_id=schema_id)
+        transmitted = TransmittedWriter(shard=self.shard_id, writer=writer, schema_id=schema_id)
         return WRITER.encode(transmitted)
 
     async def compare_and_append_batch(
@@ -231,27 +228,29 @@ class WriteHandle(Resource, Generic[K, V]):
         deleted. After `UpperMismatch` they are yours to append again or delete. `AlreadyAppended` for a batch
         that was appended elsewhere, `BatchExpired` for one whose writer's lease ran out. One
         compare-and-set."""
-        await self._append(BatchesAppend, expected_upper, new_upper, txn, once, batches=batches)
+        await self._append(BatchesAppend, batches, expected_upper, new_upper, txn, once)
 
     async def append_batch(self, batch: Batch, lower: Antichain | Time, upper: Antichain | Time) -> None:
         """`append` of a staged batch: updates before the shard's upper are dropped. If nothing is left the
         batch is consumed, and its blobs are deleted."""
-        await self._append(BatchesAppend, lower, upper, replica=True, batches=[batch])
+        await self._append(BatchesAppend, [batch], lower, upper, replica=True)
 
     async def _append(
         self,
-        kind: type[AppendIntent],
+        kind: type[PendingAppend],
+        updates: Any,
         lower: Antichain | Time,
         upper: Antichain | Time,
         txn: Txn | None = None,
         once: str | None = None,
-        **given: Any,
+        *,
+        replica: bool = False,
     ) -> None:
         with self._scope.call():
             self._session.unsettled = None
             bounds = check_bounds(lower, upper, self._schema)
-            marked = check_txn(txn), self._once(once, txn)
-            await append_all([kind(self._session, *bounds, *marked, **given)])
+            marks = check_txn(txn), self._once(once, txn)
+            await append_all([kind(self._session, *bounds, updates, *marks, replica)])
 
     async def batch_from_transmittable(self, data: bytes) -> Batch:
         """The batch that `Batch.to_transmittable` made bytes of. The registration of its writer is kept alive

@@ -27,7 +27,7 @@ def open_writer(
         checked_schema(schema)
         kept = _checked_clock(clock, schema)
         await shards.stack.ready_to_convert(schema)
-        return await WriteHandle.open(await shards.named(name), schema, shards.scope, kept, tables=tables)
+        return await WriteHandle._open(await shards.named(name), schema, shards.scope, kept, tables=tables)
 
     return shards.opening(open_handle, f"client.writer({name!r}, ...)")
 

@@ -34,8 +34,9 @@ async def register_writer(
     await shard.open_or_create(schema)
     if not tables:
         check_no_table(shard)
+    schema_id = shard.schema_id(shard.as_stored(schema))
     writer = (await Registration.fresh(shard, lease_s)).writer
-    transmitted = TransmittedWriter.of(shard=shard.id, writer=writer, schema_id=shard.schema_id(schema))
+    transmitted = TransmittedWriter(shard=shard.id, writer=writer, schema_id=schema_id)
     return WRITER.encode(transmitted)
 
 
@@ -56,7 +57,7 @@ def open_builder(
         shard = await shards.of_a_piece(_shard_of(transmitted))
         if transmitted.schema_id not in shard.state.schemas:
             raise InvalidUpdate("a transmitted writer has a schema that the shard does not know")
-        chosen = shard.schema(transmitted.schema_id) if schema is None else schema
+        chosen = shard.schema(transmitted.schema_id) if schema is None else shard.as_stored(schema)
         context = StagingContext(shard, chosen, shard.schema_id(chosen), shards.scope)
         least = check_frontier(lower, chosen)
         registration = Registration.of_another(shard, transmitted.writer)

@@ -6,18 +6,17 @@ first.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiopersist.errors import Indeterminate
-from aiopersist.parts.flush import flush_inline, must_flush
+from aiopersist.parts.flush import flush_inline
 from aiopersist.parts.put import Uploaded
-from aiopersist.resource import RELEASE_DEADLINE_S, Scope
+from aiopersist.resource import Scope
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import settle
-from aiopersist.shard.registration import BATCHES_MAX, Registration
+from aiopersist.shard.registration import Registration
 from aiopersist.state.writing import repeat_of
-from aiopersist.write.outcome import Committed, NotCommitted, PendingAppend, UnsettledCall
+from aiopersist.write.pending import Committed, NotCommitted, PendingAppend, UnsettledCall
 from aiopersist.write.staged import StagingContext
 
 
@@ -57,10 +56,11 @@ class Session:
         """The current registration, or a new one if its lease ran out or it is full. Batches that were staged
         under the old writer stay under it."""
         mine = self._registration
-        if mine is None or not mine.alive or mine.built >= BATCHES_MAX or mine.is_full:
-            async with self._registering:
-                if self._registration is mine:
-                    await self._register()
+        if mine is not None and mine.is_usable:
+            return mine
+        async with self._registering:
+            if self._registration is mine:
+                await self._register()
         return self.registration
 
     async def _register(self) -> None:
@@ -81,7 +81,7 @@ class Session:
     async def begin_batch(self) -> Registration:
         """A registration to build a batch under, held for the caller. At most `BATCHES_MAX` batches are built
         under each."""
-        while (mine := await self.ensure_registered()).built >= BATCHES_MAX:
+        while not (mine := await self.ensure_registered()).is_usable:
             pass  # other calls have used it up
         mine.built += 1
         mine.hold()
@@ -105,21 +105,21 @@ class Session:
 
     # --- turns and outcomes ----------------------------------------------------------------------
 
-    def turn(self) -> "_Turn":
-        """The handle's turn for one append. There is a registration, and the append before is settled."""
-        return _Turn(self)
-
-    async def _begin_turn(self) -> None:
+    async def begin_turn(self) -> None:
+        """Wait for the handle's turn for one append. Then there is a registration, and the append before is
+        settled. `end_turn` must follow."""
         await self.ensure_registered()
         await self._turn.acquire()
         self._appending = asyncio.current_task()
         try:
-            await self._settle()
+            if self.pending is not None or self._settling.locked():
+                await self._settle()
         except BaseException:
-            self._end_turn()
+            self.end_turn()
             raise
 
-    def _end_turn(self) -> None:
+    def end_turn(self) -> None:
+        """Let the next append begin."""
         self._appending = None
         self._turn.release()
 
@@ -175,39 +175,38 @@ class Session:
 
     # --- staging ---------------------------------------------------------------------------------
 
-    async def make_room(self) -> None:
-        """Flush inline parts to a blob if the state holds too many. One append in some thousands pays for it:
-        a blob and a commit more."""
-        if must_flush(self.shard):
-            await self.flush_inline()
-
     async def flush_inline(self) -> bool:
-        """Flush inline parts to a blob; says whether there were any to flush. A cancelled flush is settled
-        and tidied up after, as an append is."""
+        """Flush inline parts to a blob; says whether there were any to flush. One append in some thousands
+        pays for it: a blob and a commit more. A cancelled flush is settled and tidied up after, as an append
+        is."""
         uploads: list[Uploaded] = []
         try:
             writer = (await self.ensure_registered()).writer
             return await flush_inline(self.shard, writer, self.slot, uploads)
         except BaseException:
             if self.slot.busy:
-                self.pending = PendingAppend(uploads=uploads, outcome=None)
+                self.pending = PendingAppend(self, uploads=uploads, outcome=None)
             raise
 
     # --- the end ---------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
         """See `WriteHandle.aclose`."""
+        await self.shard.stack.supervisor.released(*self.closing())
+
+    def closing(self) -> list[asyncio.Task[None]]:
+        """End it; what remains to be done goes on in a task."""
         if not self.scope.close():
-            return
+            return []
         for registration in self._others.values():
             registration.stop()
         if self._registration is None:
             self._forget()
-            return
+            return []
         self._registration.release()
         self._registration.stop()
-        release = self.shard.stack.supervisor.spawn(self._release(self._registration), "release a writer")
-        await asyncio.wait([release], timeout=RELEASE_DEADLINE_S)
+        work = self._release(self._registration)
+        return [self.shard.stack.supervisor.spawn(work, "release a writer")]
 
     def _forget(self) -> None:
         """No outcome will be unknown any more."""
@@ -220,27 +219,3 @@ class Session:
             return
         if not registration.in_use:
             await registration.expire()
-
-
-class _Turn:
-    """See `Session.turn`. A class, since a generator takes longer, and each append has a turn."""
-
-    __slots__ = ("_session",)
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    async def __aenter__(self) -> None:
-        await self._session._begin_turn()
-
-    async def __aexit__(self, *error: object) -> None:
-        self._session._end_turn()
-
-
-async def in_turns(sessions: Sequence[Session], work: Callable[[], Awaitable[None]]) -> None:
-    """Do the work in the turns of all these handles, which are taken in their order."""
-    if not sessions:
-        await work()
-        return
-    async with sessions[0].turn():
-        await in_turns(sessions[1:], work)

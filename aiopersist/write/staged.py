@@ -19,9 +19,11 @@ from enum import Enum
 from typing import Any
 
 from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.tiny import Tiny, tiny
 from aiopersist.errors import AlreadyAppended, Indeterminate, InvalidUsage, ShardFinalized, UsageKind
-from aiopersist.frontier import Antichain
-from aiopersist.parts.upload import Upload
+from aiopersist.frontier import Antichain, minimum
+from aiopersist.parts.put import inline_part_of
+from aiopersist.parts.upload import Upload, fits_inline
 from aiopersist.resource import Scope
 from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration
@@ -39,6 +41,19 @@ class StagingContext:
     schema_id: int
     scope: Scope
     """The client's."""
+
+    def inline(self, updates: Any, lower: Antichain, upper: Antichain) -> HollowBatch | None:
+        """The updates as a batch that lies in the state; `None` unless they are a few plain rows within these
+        bounds. It refuses none: `upload` says what is at fault."""
+        rows = updates if isinstance(updates, Tiny) else tiny(updates, self.schema)
+        if rows is None or not lower.less_equal(rows.least_time) or upper.less_equal(rows.greatest_time):
+            return None
+        settings = self.shard.stack.settings
+        most = min(settings.update_size_max, settings.blob_target_size - 1)
+        if rows.goodbytes > most or not fits_inline(rows.goodbytes, settings):
+            return None
+        parts = (inline_part_of(rows.message(), rows.rows, self.schema_id),) if rows.rows else ()
+        return HollowBatch(lower=lower, upper=upper, since=minimum(self.schema.time_length), parts=parts)
 
     def upload(self, lower: Antichain, registration: Registration) -> Upload:
         """A batch in the making under that registration."""

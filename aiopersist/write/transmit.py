@@ -17,7 +17,7 @@ ENVELOPE = Envelope("batch", format=1)
 WRITER = Envelope("writer", format=1)
 
 
-class Transmittable(Record):
+class Transmittable(Record, frozen=True, kw_only=True):
     """A staged batch as it travels."""
 
     library: str
@@ -29,7 +29,7 @@ class Transmittable(Record):
     rewrite: Antichain | None = None
 
 
-class TransmittedWriter(Record):
+class TransmittedWriter(Record, frozen=True, kw_only=True):
     """A writer, so that other processes build batches under its registration."""
 
     shard: str

@@ -10,7 +10,7 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.runtime import SYSTEM, Runtime
-from aiopersist.write import session
+from aiopersist.shard import registration
 from tests.api.batch_hazards_kit import rig
 from tests.support.internals import session_of, shard_of, staged_of
 from tests.support.schemas import ROWS, SCHEMA
@@ -45,7 +45,7 @@ async def test_a_batch_in_the_making_keeps_a_registration_that_is_rotated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Goal: its iterator waits while the handle registers anew and many leases pass; it is appended."""
-    monkeypatch.setattr(session, "BATCHES_MAX", 3)
+    monkeypatch.setattr(registration, "BATCHES_MAX", 3)
     clock = Clock()
     async with rig(clock, writer_lease_s=100.0, blob_target_size=1) as r:
         w, other = await r.writer(), await r.writer()
@@ -77,7 +77,7 @@ async def test_a_rotated_registration_ends_when_all_it_handed_over_is_spent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Goal: at its next heartbeat, not when its lease has run out."""
-    monkeypatch.setattr(session, "BATCHES_MAX", 3)
+    monkeypatch.setattr(registration, "BATCHES_MAX", 3)
     clock = Clock()
     async with rig(clock, writer_lease_s=100.0) as r:
         w, other = await r.writer(), await r.writer()
@@ -92,7 +92,7 @@ async def test_a_rotated_registration_ends_when_all_it_handed_over_is_spent(
 
 
 async def test_rotated_registrations_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "BATCHES_MAX", 3)
+    monkeypatch.setattr(registration, "BATCHES_MAX", 3)
     clock = Clock()
     async with rig(clock, writer_lease_s=100.0) as r:
         w = await r.writer()
@@ -122,7 +122,7 @@ async def test_no_record_keeps_many_spent_ids() -> None:
 @pytest.mark.parametrize("how", ["batches", "builders"])
 async def test_batches_that_are_built_at_once_rotate_too(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: the bound holds as well where many uploads run at the same moment."""
-    monkeypatch.setattr(session, "BATCHES_MAX", 3)
+    monkeypatch.setattr(registration, "BATCHES_MAX", 3)
     async with rig(inline_writes_single_max_bytes=0) as r:
         w = await r.writer()
         if how == "batches":

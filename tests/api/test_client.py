@@ -99,6 +99,18 @@ async def test_instances_are_used_and_left_open() -> None:
         ({"consensus": "mem://x"}, "blob"),
         ({"location": "here", "blob": "mem://x"}, "not both"),
         ({"location": "gopher://bucket"}, "gopher"),
+        (
+            {"location": "postgres://u:secret@h/db"},
+            r"ap.open\(blob='s3://bucket/prefix', consensus=",
+        ),
+        ({"location": "postgresql://h/db"}, "blob='file:///directory'"),
+        ({"location": "sqlite:///x/state.db"}, r"ap.open\(DIRECTORY\)"),
+        ({"location": "file:///x"}, r"ap.open\('/...'\)"),
+        ({"location": "file//x"}, "file: write a URL as file://..., a directory as ./..."),
+        ({"location": "S3;//bucket/x"}, "write a URL as S3://"),
+        ({"location": "postgres//u:secret@h/db"}, "write a URL as postgres://..."),
+        ({"location": "mem//"}, "write a URL as mem://"),
+        ({"location": ":memory:"}, "write mem://"),
         ({"location": ""}, "directory"),
         ({"location": 7}, "int"),
         ({"blob": "ftp://x", "consensus": "mem://x"}, "ftp"),
@@ -112,13 +124,24 @@ async def test_instances_are_used_and_left_open() -> None:
     ],
 )
 def test_what_cannot_be_used_fails_at_once(
-    monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], says: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: dict[str, Any], says: str
 ) -> None:
     """Goal: before anything is awaited, and the message names what is at fault."""
     for name in ("LOCATION", "BLOB", "CONSENSUS"):
         monkeypatch.delenv(f"AIOPERSIST_{name}", raising=False)
-    with pytest.raises(ap.InvalidLocation, match=says):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ap.InvalidLocation, match=says) as refused:
         ap.open(**arguments)
+    assert "secret" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_folder_may_be_called_as_a_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("./file//x", "file/y", "data//z"):
+        async with ap.open(name) as client:
+            await is_used(client)
+    assert {p.name for p in (tmp_path / "file").iterdir()} == {"x", "y"}
 
 
 async def test_stores_of_two_locations_are_refused() -> None:

@@ -11,11 +11,12 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.errors import Indeterminate, StorageUnavailable
-from aiopersist.resource import Supervisor
 from aiopersist.runtime import Runtime
 from aiopersist.shard import catalog, log
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.sqlite.consensus import SqliteConsensus
+from aiopersist.supervisor import Supervisor
+from aiopersist.web.census import Census
 from tests.support.internals import shards_of, stack_of
 from tests.support.schemas import SCHEMA
 from tests.support.virtual import in_virtual_time
@@ -29,7 +30,7 @@ class Gate(MemoryConsensus):
         self.reached, self.open = asyncio.Event(), asyncio.Event()
 
     async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
-        if key.startswith("shard/") and expected is None and not self.reached.is_set():
+        if key.startswith(("shard/", "indexed/")) and expected is None and not self.reached.is_set():
             self.reached.set()
             await self.open.wait()
         return await super().compare_and_set(key, expected, data)
@@ -45,7 +46,8 @@ async def test_a_shard_that_is_dropped_before_it_is_made_is_never_made() -> None
     ):
         opening = asyncio.ensure_future(_writer(client))
         await gate.reached.wait()
-        shard = (await other.list_shards())["t"]
+        assert await other.list_shards() == {}
+        shard = await catalog.resolve(stack_of(other), "t")
         await other.drop("t")
         gate.open.set()
         with pytest.raises(ap.ShardFinalized):
@@ -107,6 +109,41 @@ async def test_a_handle_whose_opening_ends_while_its_client_closes_is_released()
         assert found.state.writers == {}
 
 
+@pytest.mark.parametrize("kind", ["shard", "table", "indexed"])
+async def test_a_creation_that_stopped_between_its_two_steps_names_nothing(kind: str) -> None:
+    """Goal: neither lists nor the inspector show the name, readers know no shard, and whoever creates it
+    later does so under that name."""
+    blob, gate = MemoryBlob(), Gate()
+    async with (
+        ap.open(blob=blob, consensus=gate) as client,
+        ap.open(blob=blob, consensus=gate) as other,
+        asyncio.timeout(50),
+    ):
+        opens = {
+            "shard": lambda client: client.writer("t", SCHEMA),
+            "table": lambda client: client.table("t", str, int).put("a", 1),
+            "indexed": lambda client: client.indexed("t"),
+        }[kind]
+        opening = asyncio.ensure_future(opens(client))
+        await gate.reached.wait()
+        census = Census(other)
+        await census.look()
+        await census.read([shard for _, shard in census._all_names])
+        assert await other.list_shards() == {}
+        assert await other.overview() == []
+        assert (len(census._all_names), census.names) == (1, [])
+        with pytest.raises(ap.UnknownShard):
+            await other.reader("t")
+        opening.cancel()
+        await asyncio.wait([opening])
+        resource = await opens(other)
+        assert [summary.name for summary in await other.overview()] == ["t"]
+        await census.look()
+        assert [name for name, _ in census.names] == ["t"]
+        if kind != "table":
+            await resource.aclose()
+
+
 async def test_no_task_outlives_its_supervisor() -> None:
     supervisor = Supervisor()
     late: list[asyncio.Task[None]] = []
@@ -123,7 +160,7 @@ async def test_no_task_outlives_its_supervisor() -> None:
     supervisor.background(stubborn(), "stubborn")
     await asyncio.sleep(0)
     async with asyncio.timeout(30):
-        await supervisor.aclose(0.2)
+        await supervisor.aclose()
     await asyncio.sleep(0)
     assert [task.cancelled() for task in late] == [True]
 

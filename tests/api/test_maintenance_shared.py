@@ -167,7 +167,7 @@ async def test_processes_share_the_work(processes: int, tmp_path: Path) -> None:
     await check_that_they_share(urls_in(tmp_path), processes)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_processes_share_the_work_on_servers(best_s3_url: str, postgres_url: str) -> None:
     """Goal: the same on Postgres and S3."""
     urls = best_s3_url, postgres_url

@@ -287,7 +287,7 @@ async def test_a_lease_that_ran_out(place: Place) -> None:
 async def test_a_writer_that_builds_many_batches_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: while the handle is open, what was staged under it can be appended, whatever it does itself."""
     async with place_in_memory(**BLOBS) as place:
-        monkeypatch.setattr("aiopersist.write.session.BATCHES_MAX", 2)
+        monkeypatch.setattr("aiopersist.shard.registration.BATCHES_MAX", 2)
         client, other = await place.client(writer_lease_s=0.4), await place.client()
         async with client.writer("t", SCHEMA) as w:
             data = await built(other, w.to_transmittable(), some_rows(1), 0, 1)

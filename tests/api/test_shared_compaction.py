@@ -246,3 +246,11 @@ async def test_it_applies_what_is_to_be_retained(place: Place) -> None:
     since: Any = (await state_of(client)).since
     assert since == ap.Antichain(3)
     await is_the_model(client, model, since=3)
+
+
+async def test_a_shard_without_batches_has_nothing_to_compact() -> None:
+    async with ap.open("mem://") as client:
+        async with client.writer("t", SCHEMA):
+            pass
+        async with client.shared_compaction("t") as compaction:
+            assert "nothing to do" in repr(compaction)

@@ -181,8 +181,8 @@ async def test_what_another_call_settled_is_still_told() -> None:
             async with asyncio.timeout(0.1):
                 await by_compare(w)
         r.faults.heal()
-        async with session_of(w).turn():  # as any call begins
-            pass
+        await session_of(w).begin_turn()  # as any call does
+        session_of(w).end_turn()
         assert await w.settle() == ap.Committed(ap.Antichain(1))
         await w.compare_and_append([], 1, 2)
         assert await w.settle() is None

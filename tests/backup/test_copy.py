@@ -46,7 +46,7 @@ async def moved(client: Any, rng: random.Random, upper: int) -> None:
         await client.force_gc(NAME)
 
 
-@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 async def test_a_copy_follows_its_source(seed: int) -> None:
     """Goal: after each call the copy has all that the source has, and says nothing else."""
     rng, source, target = random.Random(seed), Place(), Place()

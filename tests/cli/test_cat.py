@@ -110,6 +110,32 @@ def test_what_it_refuses(arguments: list[Any], status: int, said: str, tmp_path:
     assert said in result.err
 
 
+def test_an_instant_that_has_passed_at_rest(tmp_path: Path) -> None:
+    """Goal: nobody has written since, so the contents are those of the last commit. A message says so, for
+    every command that reads; nothing is written."""
+    _, last = asyncio.run(filled(tmp_path))
+    at = datetime.now(UTC).isoformat()
+    said = "'stock': nobody has written since"
+    for command in (
+        ["cat", "stock", "--as-of", at, "--format", "ndjson"],
+        ["cat", "stock", "--as-of", "now-0s", "--format", "ndjson"],
+        ["get", "stock", "apple", "--as-of", at],
+        ["dump", "stock", "--as-of", at, "--to", "-", "--format", "ndjson"],
+    ):
+        done = CliRunner().invoke(app, [*command, "--location", str(tmp_path)])
+        assert (done.exit_code, said in done.stderr) == (0, True), done.stderr
+        assert '"count":2,"name":"old"' in done.stdout
+    for times in ([str(last), at], [at], [at, "now-0s"]):
+        done = CliRunner().invoke(app, ["diff", "stock", *times, "--location", str(tmp_path)])
+        assert (done.exit_code, done.stdout, said in done.stderr) == (0, "", True)
+    assert asyncio.run(upper_of(tmp_path)) == last + 1
+
+
+async def upper_of(folder: Path) -> object:
+    async with ap.open(folder, readonly=True) as client:
+        return (await client.upper("stock")).time
+
+
 def test_it_makes_nothing(tmp_path: Path) -> None:
     """Goal: a mistyped location is told, and not made."""
     result = cat("stock", "--location", tmp_path / "none")

@@ -173,4 +173,4 @@ def test_a_missing_extra_says_what_to_install() -> None:
     hide = "import sys; sys.modules['typer'] = None; from aiopersist.cli import main; main()"
     run = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True)
     assert run.returncode == 2
-    assert run.stderr == "typer is not installed: pip install 'aiopersist[cli]'\n"
+    assert run.stderr == "typer is not installed: pip install '.[cli]' in a clone of aiopersist\n"

@@ -13,8 +13,11 @@ from typer.testing import CliRunner
 
 import aiopersist as ap
 from aiopersist.cli.app import app
-from aiopersist.cli.doctor import FAILED, OK, UNUSUAL, judged_clock, judged_fact, judged_latency
+from aiopersist.cli.doctor import FAILED, OK, UNUSUAL, _races, judged_clock, judged_fact, judged_latency
+from aiopersist.storage.objects.consensus import ObjectsConsensus
 from tests.cli.result import Result
+from tests.storage.objects_kit import Objects, World
+from tests.storage.test_objects_opening import LooksThenWrites
 
 
 def doctor(*arguments: object) -> Result:
@@ -41,6 +44,7 @@ def test_a_directory(tmp_path: Path) -> None:
     found = findings("--location", tmp_path / "data")
     assert found["compare-and-set"] == ("refuses what is not expected", OK)
     assert {"python", "pyarrow", "clock", "commit", "head", "put", "get", "blobs"} <= found.keys()
+    assert found["race"] == ("of 8 that commit at once one wins, 20 times", OK)
     assert found["consensus journal_mode"] == ("wal", OK)
     assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file() and "doctor" in str(path)]
 
@@ -55,6 +59,13 @@ def test_a_directory(tmp_path: Path) -> None:
     assert "at worst" in doctor("--location", tmp_path / "data").out
     assert doctor("--location", tmp_path / "nothing").status == 2
     assert not (tmp_path / "nothing").exists()
+
+
+async def test_a_store_that_loses_races() -> None:
+    """Goal: a conditional put that is a look and then a write is found, though it passes alone."""
+    for bucket, verdict in ((LooksThenWrites(World({})), FAILED), (Objects(World({})), OK)):
+        (found,) = await _races(ObjectsConsensus(bucket))
+        assert found.verdict == verdict
 
 
 async def _opened(s3_url: str, postgres_url: str) -> None:
@@ -72,6 +83,7 @@ def test_servers(best_s3_url: str, postgres_url: str) -> None:
     assert found["consensus store"][0].startswith("Postgres ")
     assert found["consensus synchronous_commit"] == ("on", OK)
     assert found["consensus in_recovery"] == ("false", OK)
+    assert found["race"][1] == OK
     assert found["blob conditional puts"][0] in ("yes", "no")
 
 

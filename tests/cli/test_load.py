@@ -339,14 +339,14 @@ def test_single_entries(location: Path) -> None:
     assert (some.status, json.loads(some.out)) == (1, {"table": "plain", "deleted": 1, "missing": ["nobody"]})
     assert run("get", "raw", "1").status == 1
     for wrong, problem in (
-        (["put", "plain", "a", "x"], "val 'x' is no int64"),
-        (["put", "plain", "a", '"x"'], "no int64"),
-        (["put", "plain", "a", "null"], "no int64"),
-        (["put", "plain", "a", "true"], "no int64"),
+        (["put", "plain", "a", "x"], "val: expected int, got 'x'"),
+        (["put", "plain", "a", '"x"'], "val: expected int, got "),
+        (["put", "plain", "a", "null"], "val: expected int, got "),
+        (["put", "plain", "a", "true"], "val: expected int, got "),
         (["put", "stock", key, "{}"], "lacks 'count'"),
         (["put", "stock", key, json.dumps({**item, "colour": 1})], "has no 'colour'"),
-        (["put", "stock", key, json.dumps({**item, "day": "yesterday"})], "no date32"),
-        (["get", "stock", "eu"], "no JSON"),
+        (["put", "stock", key, json.dumps({**item, "day": "yesterday"})], "day: expected date, got "),
+        (["get", "stock", "eu"], "KEY: expected JSON of a struct"),
         (["get", "stock", '{"region": "eu"}'], "lacks 'number'"),
         (["get", "plain", "a", "--as-of", "today"], "--as-of"),
     ):
@@ -364,9 +364,10 @@ def test_a_text_wants_quotes(tmp_path: Path) -> None:
     refused = aiopersist("put", "x", "2", "hello", *place)
     assert (refused.status, refused.out) == (2, "")
     assert (
-        "val 'hello' is no string: a text stands in double quotes, as JSON has it: '\"hello\"'" in refused.err
+        "val: expected str, got 'hello': a text stands in double quotes, as JSON has it: '\"hello\"'"
+        in refused.err
     )
-    assert "KEY 'two' is no int64\n" in aiopersist("put", "x", "two", '"hello"', *place).err
+    assert "KEY: expected int, got 'two'\n" in aiopersist("put", "x", "two", '"hello"', *place).err
     assert re.match(
         r"x: in at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", aiopersist("put", "x", "2", '"b"', *place).out
     )

@@ -45,6 +45,7 @@ CHANGING = [
     ["retain", "other", "--keep", "7d"],
     ["forget", "other", "bill", "--yes"],
     ["release", "other", "report", "--yes"],
+    ["erase", "other", "--keys", "pear", "--wait", "0s", "--yes"],
     ["drop", "other", "--yes"],
     ["finalize", "ended", "--yes"],
     ["sweep", "--yes"],

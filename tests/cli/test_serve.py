@@ -57,4 +57,4 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     command = [sys.executable, "-c", hidden, "serve", "--location", "mem://"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert "starlette is not installed: pip install 'aiopersist[web]'" in done.stderr
+    assert "starlette is not installed: pip install '.[web]' in a clone" in done.stderr

@@ -177,6 +177,12 @@ class TroubledStore(Store):
     async def forget(self, opener_id: str) -> None:
         await self._call("forget", lambda: self.inner.forget(opener_id))
 
+    async def wish(self, opener_id: str, for_s: float, waited_s: float) -> None:
+        await self._call("wish", lambda: self.inner.wish(opener_id, for_s, waited_s))
+
+    def stand_back_s(self, opener_id: str, waited_s: float) -> float:
+        return self.inner.stand_back_s(opener_id, waited_s)
+
     async def aclose(self) -> None:
         await self.inner.aclose()
 

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from aiopersist.data.part.part import decode_part, encode_part
-from aiopersist.data.types.codec import short
+from aiopersist.data.refusal import short
 from aiopersist.data.types.schema import Codec, Schema
 from aiopersist.data.updates.convert import to_table
 from aiopersist.data.updates.updates import Updates

@@ -28,14 +28,14 @@ from aiopersist.testing.proxy import TcpProxy
 from tests.endurance.faults import Faults
 from tests.endurance.notes import ONCE, Note, notes_of
 from tests.endurance.servers import Place
-from tests.endurance.verdict import judged, told_by
+from tests.endurance.verdict import judged, judged_directory, told_by
 from tests.endurance.worker import ACCOUNTS, BALANCE, LOG, Orders
 
 ROOT = Path(__file__).parents[2]
 PLACES = "abcd"
 END_S = 300.0
 POLL_S = 0.05
-DISK_BYTES = 1 << 30
+DISK_BYTES = 1 << 33  # of each store: an hour leaves some GiB of versions and garbage
 
 
 class Run:
@@ -89,6 +89,8 @@ class Run:
         async with ap.open(blob=blob, consensus=consensus, maintenance=False) as client:
             await _caught_up(client)
             verdict = await judged(client, notes, told_by(notes, faults.windows))
+        async with ap.open(self.folder / "local", maintenance=False) as client:
+            await judged_directory(client, notes, verdict)
         stores = {name: (proxy.accepted, proxy.refused, proxy.cuts) for name, proxy in self.proxies.items()}
         return {
             "seed": self.seed,
@@ -129,6 +131,7 @@ class Run:
             consensus,
             str(path),
             str(self.stop),
+            str(self.folder / "local"),
             self.seed,
             self.pause_s,
             self.dice.choice([None, 5.0]),

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from aiopersist.testing.servers import versitygw_path
+from tests.endurance.notes import KINDS
 from tests.endurance.run import play
 
 SECONDS = float(os.environ.get("AIOPERSIST_TEST_ENDURANCE_S", "600"))
@@ -21,5 +22,6 @@ async def test_four_processes_under_all_faults() -> None:
     figures = await play(SECONDS, seed=1)
     print(json.dumps(figures, indent=1))
     assert figures["good"]
-    assert all(figures["operations"][kind] for kind in ("write", "append", "count", "transfer"))
+    assert all(figures["operations"][kind] for kind in KINDS)
+    assert len(figures["forks"]) == 4
     assert figures["faults"]["kill a process"]

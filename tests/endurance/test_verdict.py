@@ -7,7 +7,7 @@ import pytest
 import aiopersist as ap
 from tests.endurance.faults import Window
 from tests.endurance.notes import Note
-from tests.endurance.verdict import Verdict, judged, told_by
+from tests.endurance.verdict import Verdict, judged, judged_directory, told_by
 from tests.endurance.worker import ACCOUNTS, BALANCE, LOG
 
 KEYS = {"write": "a0-write0-0", "append": "a0-append-0"}
@@ -59,3 +59,24 @@ async def test_a_lie_is_found(notes: Callable[[], list[Note]], field: str) -> No
 async def test_what_is_there_twice_or_was_delivered_twice_is_found() -> None:
     assert (await verdict(TRUTH, double=True)).doubled
     assert (await verdict(TRUTH, delivered=3)).wrong
+
+
+@pytest.mark.parametrize(
+    ("notes", "there", "field"),
+    [
+        (told("local", "a0-local-0"), ["a0-local-0"], None),
+        ([Note(1.0, "began", "local", "a0-local-0")], ["a0-local-0"], None),
+        (told("local", "a0-local-0"), [], "lost"),
+        (told("local", "a0-local-0"), ["a0-local-0", "a0-fork-0"], "wrong"),
+    ],
+    ids=["the truth", "killed in it", "lost", "put by a child"],
+)
+async def test_a_lie_about_the_directory_is_found(
+    notes: list[Note], there: list[str], field: str | None
+) -> None:
+    found = Verdict()
+    async with ap.open("mem://", maintenance=False) as client:
+        await client.table("local", str, int).put_many(dict.fromkeys(there, 1))
+        await judged_directory(client, notes, found)
+    assert found.is_good == (field is None)
+    assert field is None or getattr(found, field)

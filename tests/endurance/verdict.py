@@ -1,7 +1,7 @@
 """Whether what processes were told and what is there agree."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -31,6 +31,8 @@ class Verdict:
     """Errors that callers got and answered by a repetition, by type."""
     killed_in: int = 0
     """Appends without an id during which their process was killed: nobody is left who could be told."""
+    forks: Counter[str] = field(default_factory=Counter)
+    """Children of a fork, by what they were to do; each was refused, or not, as it must be."""
     wrong: list[str] = field(default_factory=list)
     """Other contradictions."""
     longest: list[tuple[float, str]] = field(default_factory=list)
@@ -51,6 +53,8 @@ def told_by(notes: Sequence[Note], windows: Sequence[Window]) -> Verdict:
             found.told_unknown += 1
         elif note.what == "failed":
             found.failed[note.text.partition(":")[0]] += 1
+        elif note.kind == "fork":
+            found.forks[note.text] += 1
     acks = sorted(note.at for note in notes if note.what == "told" and note.kind in KINDS)
     for before, after in pairwise(acks):
         during = [window.kind for window in windows if window.began < after and window.ended > before]
@@ -69,10 +73,10 @@ async def judged(client: ap.Client, notes: Sequence[Note], found: Verdict) -> Ve
     found.doubled += [f"{key[:60]}: {rest}" for key, *rest in rows if rest != [1, 1]]
     for kind in ("write", "append"):
         found.lost += [op for of, op in told if of == kind and op not in there]
-    known = {op for _, op in began}
+    known = {op for kind, op in began if kind != "local"}
     found.wrong += [f"{key} is there, and nobody wrote it" for key in there if key not in known]
     for kind, op in began - told:
-        if kind == "append":
+        if kind in ("append", "local"):
             found.killed_in += 1
         else:
             found.unknown.append(f"{kind} {op}")
@@ -80,10 +84,24 @@ async def judged(client: ap.Client, notes: Sequence[Note], found: Verdict) -> Ve
     delivered = await client.table("delivered", str, int).get("all")
     if delivered != len(rows):
         found.wrong.append(f"a subscription delivered {delivered} of {len(rows)} rows")
+    found.wrong += [problem async for problem in _problems(client)]
+    return found
+
+
+async def _problems(client: ap.Client) -> AsyncIterator[str]:
     for shard in [summary.name or str(summary.shard_id) for summary in await client.overview()]:
         report = await client.fsck(shard)
-        found.wrong += [f"{shard}: {problem}" for problem in report.problems]
-    return found
+        for problem in report.problems:
+            yield f"{shard}: {problem}"
+
+
+async def judged_directory(client: ap.Client, notes: Sequence[Note], found: Verdict) -> None:
+    """Compare with the directory that processes share, and from which their children are kept."""
+    there = {key async for key, _ in client.table("local", str, int).items()}
+    found.lost += [note.op for note in notes if note[1:3] == ("told", "local") and note.op not in there]
+    began = {note.op for note in notes if note.kind == "local"}
+    found.wrong += [f"{key} is in the directory, and no parent put it" for key in there - began]
+    found.wrong += [f"the directory: {problem}" async for problem in _problems(client)]
 
 
 async def _counts(client: ap.Client, told: Iterable[tuple[str, str]], found: Verdict) -> None:

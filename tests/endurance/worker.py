@@ -18,12 +18,14 @@ from typing import Any
 import pyarrow.compute as pc
 
 import aiopersist as ap
+from tests.endurance.forks import FORK_S, Forks
 from tests.endurance.notes import Notes
 
 LOG = ap.Schema(key=str, val=int)
 ACCOUNTS, BALANCE = 20, 100
 READ_S = 15.0
 AGAIN_S = 0.05
+SETTINGS = ap.Settings(inline_writes_single_max_bytes=400, rollup_every=32, open_timeout_s=300.0)
 
 
 class Wrong(AssertionError):
@@ -42,6 +44,8 @@ class Orders:
     notes: str
     stop: str
     """It stops once this file is there."""
+    local: str
+    """A directory that all processes share."""
     seed: int
     pause_s: float
     """Between two operations of a task, on average."""
@@ -54,12 +58,13 @@ class Orders:
 class Worker:
     """See the header."""
 
-    def __init__(self, orders: Orders, client: ap.Client) -> None:
+    def __init__(self, orders: Orders, client: ap.Client, local: ap.Client) -> None:
         self.orders = orders
         self.client = client
         self.note = Notes(Path(orders.notes))
         self.dice = random.Random(f"{orders.seed} {orders.name}")
         self.stopping = asyncio.Event()
+        self.forks = Forks(orders.name, orders.local, local, self.note, self.dice)
         self.accounts = client.table("accounts", key=str, val=int)
         self.counters = client.table("counters", key=str, val=int)
         self.delivered = client.table("delivered", key=str, val=int)
@@ -75,6 +80,8 @@ class Worker:
             self._calls("transfer", 1),
             self._appends(),
             self._reads(),
+            self._puts(),
+            self._forks(),
         ]
         if self.orders.subscribes:
             tasks.append(self._subscribes())
@@ -188,6 +195,32 @@ class Worker:
                 self.note("failed", "settle", "-", _text(error))
                 await asyncio.sleep(AGAIN_S)
 
+    # --- a directory, and forks --------------------------------------------------------------------
+
+    async def _puts(self) -> None:
+        number = 0
+        while not self.stopping.is_set():
+            await self._pause()
+            await self.forks.put(number)
+            number += 1
+
+    async def _forks(self) -> None:
+        """Whatever became of what a child was to count: the call is made again with its id."""
+        number = 0
+        while not self.stopping.is_set():
+            await self._pause(FORK_S)
+            op = await self.forks.fork(number, self._counted_anew)
+            number += 1
+            if op is not None:
+                await self._once("count", op)
+
+    async def _counted_anew(self, op: str) -> None:
+        """Count in a client of a child."""
+        blob, consensus = self.orders.blob, self.orders.consensus
+        async with ap.open(blob=blob, consensus=consensus, settings=SETTINGS, maintenance=False) as client:
+            counters = client.table("counters", key=str, val=int)
+            await counters.update(self.orders.place, lambda count: (count or 0) + 1, once=op)
+
     # --- reads -------------------------------------------------------------------------------------
 
     async def _reads(self) -> None:
@@ -261,15 +294,20 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
 
 
+async def opened(orders: Orders) -> ap.Client:
+    """A client of the servers; again where these are away for longer than an opening waits."""
+    settings = SETTINGS.model_copy(update={"retry_timeout_s": orders.retry_s})
+    while True:
+        try:
+            return await ap.open(blob=orders.blob, consensus=orders.consensus, settings=settings)
+        except ap.StorageUnavailable as error:
+            if not error.retry:
+                raise
+
+
 async def main(orders: Orders) -> None:
-    settings = ap.Settings(
-        inline_writes_single_max_bytes=400,
-        rollup_every=32,
-        retry_timeout_s=orders.retry_s,
-        open_timeout_s=300.0,
-    )
-    async with ap.open(blob=orders.blob, consensus=orders.consensus, settings=settings) as client:
-        worker = Worker(orders, client)
+    async with await opened(orders) as client, ap.open(orders.local) as local:
+        worker = Worker(orders, client, local)
         worker.note("told", "open", "-")
         await asyncio.gather(worker.work(), worker.until_told_to_stop())
         worker.note("told", "close", "-")

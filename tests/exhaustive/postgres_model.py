@@ -14,6 +14,7 @@ from typing import Any
 import asyncpg
 
 from aiopersist.storage.consensus import Entry
+from aiopersist.storage.postgres.address import PostgresAddress
 from aiopersist.storage.postgres.group import GroupCommit
 from aiopersist.storage.postgres.pool import Pool
 from aiopersist.storage.postgres.sql import statements
@@ -44,7 +45,8 @@ class Postgres(Model):
         """The group commit of that client."""
         if who not in self.groups:
             pool = _Pool(self, who)
-            self.groups[who] = GroupCommit(pool, statements("s"), lambda keys, alone: None, lambda now: None)
+            moved, answered = (lambda keys, seqnos, alone: None), (lambda keys, row: None)
+            self.groups[who] = GroupCommit(pool, statements("s"), moved, answered)
         return self.groups[who]
 
     def tell(self, who: str, what: object) -> None:
@@ -69,7 +71,7 @@ class _Pool(Pool):
     """The real one, but for the way to a server."""
 
     def __init__(self, model: Postgres, who: str) -> None:
-        super().__init__({}, POOL_SIZE)
+        super().__init__(PostgresAddress({}, "s", ""), POOL_SIZE)
         self._model = model
         self._who = who
 
@@ -79,6 +81,8 @@ class _Pool(Pool):
 
 class _Connection:
     """One session. Where it died it raises, as after a timeout: nothing says so before."""
+
+    pooled = False
 
     def __init__(self, model: Postgres, who: str) -> None:
         self._model = model
@@ -187,4 +191,5 @@ class _Statement:
             self._model.refused.add(self._entries[0].data)
         error = asyncpg.PostgresError("refused")
         error.severity_en, error.sqlstate = "ERROR", "40001"
+        error.server_source_filename, error.server_source_line = "execMain.c", "1"
         return error

@@ -16,14 +16,12 @@ from aiopersist.frontier import Antichain
 from aiopersist.gc.collect import collect
 from aiopersist.gc.rollup import write_rollup
 from aiopersist.shard import commit
-from aiopersist.shard.attempt import Slot, Unknowable
+from aiopersist.shard.attempt import Attempt, Slot, Unknowable
 from aiopersist.shard.catalog import ShardId
-from aiopersist.shard.commit import Intent, commit_all, commit_small, settle
+from aiopersist.shard.commit import commit_all, settle
 from aiopersist.shard.shard import Shard
 from aiopersist.state.lifecycle import Create
 from aiopersist.state.model import HollowBatch
-from aiopersist.state.record import HollowPart
-from aiopersist.state.small_append import SmallAppend
 from aiopersist.state.writing import AppendHollow, HeartbeatWriter, RegisterWriter, Write
 from tests.exhaustive.kit import Cast, Model, played
 from tests.support.schemas import SCHEMA
@@ -37,12 +35,11 @@ Act = Callable[[], Awaitable[None]]
 
 class Appends:
     """A shard, or two, that two writers append to, and what each was told. `racing`: only one of them can
-    win; else each can append, one after the other. `short`: they race by the short way of small appends."""
+    win; else each can append, one after the other."""
 
-    def __init__(self, model: Model, *, racing: bool, short: bool = False) -> None:
+    def __init__(self, model: Model, *, racing: bool) -> None:
         self.model = model
         self.racing = racing
-        self.short = short
         self.told: dict[str, bool] = {}
 
     async def begin(self, *writers: str, shards: int = 1) -> None:
@@ -66,25 +63,24 @@ class Appends:
 
     def writer(self, who: str) -> Act:
         async def write() -> None:
-            intents = [Intent(shard.register, self.command(who), Slot()) for shard in self.shards[who]]
+            given = [Attempt(shard.register, self.command(who), Slot()) for shard in self.shards[who]]
             try:
-                if not (self.short and await commit_small(intents[0].register, small(who), intents[0].slot)):
-                    await commit_all(intents)
+                await commit_all(given)
             except UpperMismatch:
                 self.told[who] = False
             except Indeterminate:
                 pass
             except asyncio.CancelledError:
-                await self.settle(who, intents)
+                await self.settle(who, given)
             else:
                 self.told[who] = True
 
         return write
 
-    async def settle(self, who: str, intents: list[Intent]) -> None:
+    async def settle(self, who: str, given: list[Attempt]) -> None:
         """All of its shards give the same answer."""
         try:
-            attempts = [await settle(intent.slot) for intent in intents]
+            attempts = [await settle(attempt.slot) for attempt in given]
         except Unknowable:
             return
         happened = {attempt is not None and bool(attempt.happened) for attempt in attempts}
@@ -117,16 +113,11 @@ class Appends:
         assert len(uppers) == 1, f"one shard was written without the other: {uppers}"
 
 
-def small(who: str) -> SmallAppend:
-    part = HollowPart(inline=b"x", size=1, rows=1, checksum="c")
-    return SmallAppend(who, f"of {who}", part, Antichain(0), Antichain(1), 1000)
-
-
-def race(*faults: str, racing: bool, cancels: int = 0, shards: int = 1, short: bool = False) -> Cast:
+def race(*faults: str, racing: bool, cancels: int = 0, shards: int = 1) -> Cast:
     """Two writers; what may happen happens to the first."""
 
     async def cast(model: Model) -> Any:
-        scene = Appends(model, racing=racing, short=short)
+        scene = Appends(model, racing=racing)
         await scene.begin("a", "b", shards=shards)
         model.faults["a"], model.cancels["a"] = list(faults), cancels
         return {"a": scene.writer("a"), "b": scene.writer("b")}, scene.check
@@ -150,9 +141,6 @@ CASTS: dict[str, Cast] = {
     "race, lost": race("lost", racing=True),
     "race, late": race("late", racing=True),
     "race, cancelled": race(racing=True, cancels=1),
-    "short race, lost": race("lost", racing=True, short=True),
-    "short race, late": race("late", racing=True, short=True),
-    "short race, cancelled": race(racing=True, cancels=1, short=True),
     "both, lost": race("lost", racing=False),
     "both, late": race("late", racing=False),
     "both, cancelled": race(racing=False, cancels=1),
@@ -194,8 +182,6 @@ WITHOUT: dict[str, tuple[Any, str]] = {
     "answers that decide": (commits.a_lost_answer_is_a_refusal, "both, lost"),
     "answers that must come": (commits.a_lost_answer_is_a_success, "both, late"),
     "a second sending": (commits.the_second_sending_decides, "both, late"),
-    "answers that decide, short": (commits.a_lost_answer_is_a_refusal, "short race, lost"),
-    "answers that must come, short": (commits.a_lost_answer_is_a_success, "short race, late"),
     "commit ids": (commits.any_version_is_ours, "both, late"),
     "commit ids that are compared": (commits.a_version_is_never_ours, "both, lost"),
     "one statement": (commits.a_statement_for_each_shard, "two shards, cancelled"),

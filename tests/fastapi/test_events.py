@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import aiopersist as ap
-from aiopersist.fastapi.events import EventPlace, change_events, event, place_of, step_events
+from aiopersist.fastapi.events import EventPlace, StepPlaces, change_events, event, place_of
 from tests.fastapi.backend import events_in
 
 HOSTILE = [
@@ -41,7 +41,7 @@ def read(data: bytes) -> list[Any]:
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_keys_and_vals_are_one_event(text: str) -> None:
     change = ap.Change(text, None, {"v": text}, 1)
-    (found,) = read(change_events([change], "change", [EventPlace("c")]))
+    (found,) = read(change_events([change], "change", ["c"]))
     assert (found.name, found.id) == ("change", "c")
     assert found.data == {"key": text, "old": None, "new": {"v": text}, "time": 1}
 
@@ -60,7 +60,7 @@ def test_bytes_that_are_no_text_do_not_end_a_stream() -> None:
     """Goal: as text by default; where pydantic has none, all bytes of that event are base64."""
     photos = [Photo(name="é", data=data, size=Size.SMALL) for data in (b"text", b"\xff\xd8")]
     changes = [ap.Change(photo.name, None, photo, 1) for photo in photos]
-    found = read(change_events(changes, "change", [EventPlace("c"), EventPlace("d")]))
+    found = read(change_events(changes, "change", ["c", "d"]))
     assert [event.data["new"] for event in found] == [
         {"name": "é", "data": "text", "size": 1},
         {"name": "é", "data": "_9g=", "size": 1},
@@ -75,7 +75,7 @@ class Item(BaseModel):
 def test_vals_are_written_as_pydantic_writes_them() -> None:
     item = Item(at=datetime.date(2026, 1, 2), price=Decimal("1.50"))
     change = ap.Change(b"\xff\x00", item, float("nan"), 2**60)
-    (found,) = read(change_events([change], "change", [EventPlace("c")]))
+    (found,) = read(change_events([change], "change", ["c"]))
     assert found.data == {
         "key": "_wA=",
         "old": json.loads(item.model_dump_json()),
@@ -125,9 +125,12 @@ def sends(changes: list[Any], begin: int, sizes: list[int], place: EventPlace) -
     for size in [*sizes, len(changes)]:
         some = changes[at - begin : at - begin + size]
         at += len(some)
-        step = step_events(place, left, some, f"c{at}")
-        found += [(c.key, str(p)) for c, p in zip(step.changes, step.places, strict=True)]
-        assert all("\n" not in str(p) for p in step.places)
+        step = StepPlaces(place, left, f"c{at}")
+        half = len(some) // 2  # the changes of a step come some at a time
+        for part, is_last in ((some[:half], False), (some[half:], True)):
+            sent, places = step.take(part, is_last=is_last)
+            found += [(c.key, str(p)) for c, p in zip(sent, places, strict=True)]
+            assert all("\n" not in str(p) for p in places)
         place, left = step.behind, step.left
     return found
 

@@ -1,5 +1,5 @@
-"""Goal: requests and streams work under uvicorn and hypercorn, in the loop of the test, and a server that is
-told to end does so with a stream open."""
+"""Goal: requests and streams work under uvicorn and hypercorn, in the loop of the test, a server that is told
+to end does so with a stream open, and a client that takes nothing is given up."""
 
 import asyncio
 import socket
@@ -16,7 +16,9 @@ from fastapi import Depends, FastAPI, Request
 
 import aiopersist as ap
 from aiopersist import fastapi as apf
+from aiopersist.table.handle import opened
 from tests.fastapi.backend import streaming
+from tests.fastapi.test_slow import until
 
 GUARD_S = 30.0
 counts = apf.table("counts", key=str, val=int)
@@ -34,6 +36,10 @@ def application() -> FastAPI:
     @app.get("/changes", response_class=apf.EventStream)
     async def changes(request: Request, table: Counts) -> apf.EventStream:
         return apf.event_stream(request, table.changes)
+
+    @app.get("/impatient", response_class=apf.EventStream)
+    async def impatient(request: Request, table: Counts) -> apf.EventStream:
+        return apf.event_stream(request, table.changes, send_timeout_s=0.2)
 
     return app
 
@@ -85,3 +91,21 @@ async def test_requests_and_a_stream_that_goes_on(serve: Any) -> None:
             await anext(events)
             assert (await anext(events)).data["new"] == 2
         assert (await http.get("/changes", headers={"Last-Event-ID": "x"})).status_code == 400
+
+
+@pytest.mark.parametrize("serve", [by_uvicorn, by_hypercorn])
+async def test_a_client_that_takes_nothing_is_given_up(serve: Any) -> None:
+    """Goal: also where the socket is full; and its hold on history ends."""
+    app, sock = application(), bound()
+    port = sock.getsockname()[1]
+    async with serve(app, sock), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        assert (await http.get("/readyz", timeout=GUARD_S)).status_code == 200
+        table = counts.of(app)
+        await table.put_many((f"{n:0200}", n) for n in range(20_000))
+        hold = (await opened(table)).shard.hold
+        before = sum(hold._needs.values())
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.sendall(b"GET /impatient HTTP/1.1\r\nHost: x\r\n\r\n")
+            await until(lambda: sum(hold._needs.values()) > before)
+            await until(lambda: sum(hold._needs.values()) == before)

@@ -14,7 +14,7 @@ import aiopersist as ap
 from aiopersist import fastapi as apf
 from aiopersist.fastapi.attached import attached_to
 from aiopersist.fastapi.patience import SLOW_S
-from aiopersist.table.table import opened
+from aiopersist.table.handle import opened
 from tests.fastapi.caller import GUARD_S, Caller, running
 
 
@@ -44,8 +44,8 @@ def application(location: str = "mem://") -> FastAPI:
         return apf.event_stream(request, partial(stock.changes, keys=["a"]))
 
     @app.get("/from")
-    async def given(request: Request, stock: Stock, cursor: str) -> apf.EventStream:
-        return apf.event_stream(request, stock.changes, cursor=cursor)
+    async def given(request: Request, stock: Stock) -> apf.EventStream:
+        return apf.event_stream(request, stock.changes, cursor=app.state.cursor)
 
     return app
 
@@ -118,17 +118,22 @@ async def test_from_now_on_and_behind_what_the_first_connection_missed(app: Fast
         assert said(caller) == [("change", "a", 1, 2)]
 
 
-async def test_a_cursor_that_a_page_was_given(app: FastAPI) -> None:
+async def test_a_cursor_that_the_application_keeps(app: FastAPI) -> None:
     await put(app, a=1)
     async with stock.of(app).changes(start="now") as feed:
-        cursor = feed.cursor
+        app.state.cursor = feed.cursor
     await put(app, a=2)
-    async with Caller(app, f"/from?cursor={cursor}") as caller:
+    async with Caller(app, "/from") as caller:
         (event,) = await caller.events(1)
     await put(app, a=3)
-    async with Caller(app, f"/from?cursor={cursor}", event.id) as caller:  # a header comes before it
+    async with Caller(app, "/from", event.id) as caller:  # a header comes before it
         await caller.events(1)
         assert said(caller) == [("change", "a", 2, 3)]
+    app.state.cursor = "x"
+    async with Caller(app, "/from") as caller:
+        await caller.done()
+    assert caller.status == 400
+    assert b"the cursor" in caller.body
 
 
 async def test_changes_of_some_keys_and_an_id_for_the_others(app: FastAPI) -> None:
@@ -216,9 +221,9 @@ async def test_the_hold_ends_with_the_client(app: FastAPI) -> None:
     assert await streams_that_hold(app) == 0
 
 
-async def streams_that_hold(app: FastAPI) -> int:
+async def streams_that_hold(app: FastAPI, table: apf.AppTable[str, Any] = stock) -> int:
     """The needs of history beside that of the table's view."""
-    hold = (await opened(stock.of(app))).shard.hold
+    hold = (await opened(table.of(app))).shard.hold
     return sum(hold._needs.values()) - 1
 
 

@@ -91,7 +91,7 @@ def piece_with(**values: object) -> Callable[[], bytes]:
 
     def changed() -> bytes:
         found = json.loads(values_of("piece used")[0])
-        parts = [part for batch in found["piece"]["runs"] for part in batch["parts"] if part["key"]]
+        parts = [part for batch in found["piece"]["runs"] for part in batch["parts"] if part.get("key")]
         parts[0].update(values)
         return json.dumps(found).encode()
 

@@ -34,7 +34,7 @@ def values_of(kind: str) -> list[bytes]:
         return [gzip.decompress(value) for value in corpus("rollup")]
     if kind == "version":
         diffs = [decode_diff(line) for log in corpus("log") for line in log.split(b"\n")]
-        return [sealed(diff, SHARD)[1] for diff in diffs[::5]]
+        return [sealed(diff, SHARD) for diff in diffs[::5]]
     if kind.endswith(" used"):
         return [value.partition(b"\n")[2] for value in location()[1][kind.removesuffix(" used")]]
     values = list(corpus({"id": "text"}.get(name, name)))

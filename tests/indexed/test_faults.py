@@ -188,7 +188,7 @@ CHOSEN = [Outcome.REFUSED, Outcome.LOST, Outcome.DROPPED, Outcome.LATE]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [len(CHOSEN), pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [2 * len(CHOSEN), pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("chosen", CHOSEN)
 async def test_any_single_call_may_fail(chosen: Outcome, every: int) -> None:
     """Goal: the header's. By default each call ends in one of these ways, in the long run in each."""

@@ -257,7 +257,7 @@ def test_bytes_of_before_are_read_and_those_without_a_trace_are_as_they_were(
     spans: InMemorySpanExporter,
 ) -> None:
     """Goal: the format without a trace stays, bytes of both are read, and later ones are refused."""
-    value = TransmittedWriter.of(shard="s1", writer="w1", schema_id=0)
+    value = TransmittedWriter(shard="s1", writer="w1", schema_id=0)
     before = WRITER.encode(value)
     assert before.startswith(b"aiopersist-writer 1 ")
     assert before.count(b"\n") == 1

@@ -110,7 +110,7 @@ async def test_a_shard_with_an_endless_lease_of_an_earlier_version_is_readable(l
             await w.compare_and_append([("a", 1, 0, 1)], 0, 1)
             shard = shard_of(w)
             record = LeasedReader(since=ap.Antichain(), seqno_hold=0, heartbeat=0.0, lease_s=1.0)
-            changes = Changes.of(readers={"r1": record.replace(lease_s=math.inf)})
+            changes = Changes(readers={"r1": record.replace(lease_s=math.inf)})
             data = encode_diff(diff_of(changes, shard.state, commit="c", at=0.0))
             assert b'"lease_s":null' in data
             key, seqno = consensus_key(shard.id), shard.state.seqno
@@ -141,7 +141,7 @@ async def test_a_version_that_breaks_an_invariant_is_refused(quiet_mem: ap.Clien
             {"batches": {at: batch, at + 1: batch}},
         ]
         for changes in bad:
-            diff = diff_of(Changes.of(**changes), state, commit="c", at=0.0)
+            diff = diff_of(Changes(**changes), state, commit="c", at=0.0)
             with pytest.raises(AssertionError, match="must not be written"):
                 check_version(diff, state, state.replace(seqno=at, **changes))
 

@@ -28,7 +28,7 @@ def test_two_demos_at_once_are_refused(tmp_path: Path) -> None:
 def test_without_pyspark_it_says_what_to_install(repository: Path) -> None:
     result = demo("--spark", cwd=repository)
     assert result.status == 2
-    assert "pip install 'aiopersist[spark]'" in one_line(result)
+    assert "pip install '.[spark]' in a clone" in one_line(result)
 
 
 @pytest.mark.long

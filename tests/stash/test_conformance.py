@@ -13,6 +13,7 @@ import aiopersist as ap
 from aiopersist.stash import MemoryStash, PostgresStash, SqliteStash, Stash, StashError, TypedCollection
 from aiopersist.testing.servers import PostgresServer
 from aiopersist.testing.stash import StashConformance
+from tests.support.pgbouncer import bouncer  # noqa: F401  # a fixture
 
 USERS = TypedCollection("users", str, int)
 
@@ -85,6 +86,20 @@ class TestPostgres(StashConformance):
         with pytest.raises(StashError):
             await ap.stash.open(url, savepoint=True)
         assert await fetchval(postgres_server, f"SELECT to_regnamespace('{postgres_schema}')") is None
+
+    async def test_consolidation_is_physical(
+        self, stash: Stash, postgres_server: PostgresServer, postgres_schema: str
+    ) -> None:
+        async def rows() -> int:
+            return int(await fetchval(postgres_server, f"SELECT count(*) FROM {postgres_schema}.data"))
+
+        await check_rows(stash, rows)
+
+
+class TestPgbouncer(StashConformance):
+    @pytest.fixture
+    def url(self, bouncer: PostgresServer, postgres_schema: str) -> str:
+        return bouncer.url(postgres_schema)
 
     async def test_consolidation_is_physical(
         self, stash: Stash, postgres_server: PostgresServer, postgres_schema: str

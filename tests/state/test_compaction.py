@@ -34,7 +34,7 @@ def state(since: int, rows: list[int], *, claimed: list[tuple[int, int, str]] = 
     spine = Spine({}, 0)
     for ordinal, length in enumerate(rows):
         spine.insert(ordinal, length)
-    return State.of(
+    return State(
         shard=SHARD,
         seqno=len(rows),
         commit=values.pop("commit", "c"),

@@ -30,7 +30,7 @@ def growing(count: int, rows: int = 10, *, inline: bool, goodbytes: int = 100) -
     for ordinal in range(count):
         spine.insert(ordinal, rows)
         batches[ordinal] = batch(ordinal, rows, inline=inline, goodbytes=goodbytes)
-        yield State.of(
+        yield State(
             shard=SHARD, seqno=ordinal, commit="c", at=0.0, since=ZERO, upper=Antichain(ordinal + 1),
             batches=dict(batches), levels=dict(spine.levels), fuel=spine.fuel,
         )  # fmt: skip

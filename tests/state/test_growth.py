@@ -31,7 +31,7 @@ def plan_of_runs(n: int) -> None:
     """A batch of one part per run."""
     parts = tuple(HollowPart(key=f"s/w/{number}", size=1, rows=1, checksum="c") for number in range(n))
     runs = tuple(map(Counted, range(1, n)))
-    batch = HollowBatch.of(lower=ZERO, upper=Antichain(1), since=ZERO, parts=parts, runs=runs)
+    batch = HollowBatch(lower=ZERO, upper=Antichain(1), since=ZERO, parts=parts, runs=runs)
     assert len(plan_runs([(batch, part) for part in parts])) == n
 
 
@@ -39,12 +39,12 @@ def run_of_inline_batches(n: int) -> None:
     """A state of as many small batches."""
     part = HollowPart(inline=b"0", size=1, rows=1, checksum="c")
     batches = {
-        Counted(number): HollowBatch.of(
+        Counted(number): HollowBatch(
             lower=Antichain(number), upper=Antichain(number + 1), since=ZERO, parts=(part,), runs=()
         )
         for number in range(n)
     }
-    state = State.of(shard="s", seqno=n, commit="c", at=0.0, since=ZERO, upper=Antichain(n), batches=batches)
+    state = State(shard="s", seqno=n, commit="c", at=0.0, since=ZERO, upper=Antichain(n), batches=batches)
     assert len(largest_inline_run(state)) == n
 
 

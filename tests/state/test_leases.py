@@ -6,7 +6,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.frontier import Antichain
 from aiopersist.state.command import AHEAD_S, Commit, Context, Keep
-from aiopersist.state.compaction import ClaimCollection, ClaimNext, ReleaseClaim, TakeClaim, is_compact, plan
+from aiopersist.state.compaction import ClaimCollection, ReleaseClaim, TakeClaim, is_compact, plan
 from aiopersist.state.lifecycle import (
     AddRollup,
     Create,
@@ -17,7 +17,7 @@ from aiopersist.state.lifecycle import (
     MarkDeleted,
     first_expiry,
 )
-from aiopersist.state.model import COLLECTION, NEXT, Claim, HollowBatch, Rollup
+from aiopersist.state.model import COLLECTION, Claim, HollowBatch, Rollup
 from aiopersist.state.reading import KeepReader, RegisterReader, RenewReader
 from aiopersist.state.record import HollowPart
 from aiopersist.state.spending import Spend, Staged
@@ -162,22 +162,6 @@ def test_only_its_writer_releases_a_claim() -> None:
     assert history.run(ReleaseClaim("w2", first + 1)) == Keep()
     assert isinstance(history.run(ReleaseClaim("w2", first)), Commit)
     assert history.live.claims == {}
-
-
-def test_who_asks_to_be_next_hinders_no_other_claim() -> None:
-    """Goal: it is a courtesy: it decides nothing, and the last one who asks has it."""
-    history = written("w1", "w2", batches=2)
-    ask = ClaimNext("w1")
-    assert ask.happened(history.live) is False
-    assert isinstance(history.run(ask), Commit)
-    assert ask.happened(history.live) is True
-    assert history.run(ask) == Keep()
-    assert history.run(ClaimCollection("w2", None, 0)).result is True
-    assert history.run(TakeClaim("w2", dict(history.live.batches))).result is True
-    assert isinstance(history.run(ClaimNext("w2")), Commit)
-    assert history.run(ReleaseClaim("w1", NEXT)) == Keep()
-    assert isinstance(history.run(ReleaseClaim("w2", NEXT)), Commit)
-    assert isinstance(history.run(ClaimNext("w3")), Keep)
 
 
 def test_a_writer_that_ends_takes_its_claims_along() -> None:

@@ -13,6 +13,7 @@ from aiopersist.state.reading import RegisterReader, RenewReader
 from aiopersist.state.retention import (
     ApplyRetention,
     DowngradeCritical,
+    ForgetHistory,
     RegisterCritical,
     ReleaseCritical,
     SetRetention,
@@ -158,6 +159,25 @@ def test_since_catches_up_when_another_hold_ends() -> None:
     history.now += LEASE_S + 1  # the reader is overdue, and goes with the next commit
     assert isinstance(history.run(ApplyRetention(True)), Commit)
     assert (history.live.since, history.live.readers) == (at(6), {})
+
+
+@pytest.mark.parametrize("policy", [True, False])
+@pytest.mark.parametrize(("asked", "since"), [(3, 3), (9, 7), (12, 7)])
+def test_history_is_given_up_once(policy: bool, asked: int, since: int) -> None:
+    """Goal: as far as the other holds allow, and never beyond the last complete time; the policy stays, and
+    without one no more is given up."""
+    history = created()
+    if policy:
+        history.run(SetRetention(100, None))
+    history.run(RegisterReader("r", at(7), LEASE_S))
+    appended(10, history)
+    outcome = history.run(ForgetHistory(at(asked)))
+    assert isinstance(outcome, Commit) and outcome.result == history.live.since == at(since)
+    assert history.run(ForgetHistory(at(asked))) == Keep(result=at(since))
+    history.now += LEASE_S + 1  # the reader is overdue
+    history.run(ForgetHistory(at(asked)))
+    assert history.live.since == at(min(asked, 9))
+    assert {(r.times, r.hold) for r in history.live.retention.values()} <= {(100, at(min(asked, 9)))}
 
 
 def marked(seconds: float, *marks: tuple[float, int], upper: int, now: float) -> History:

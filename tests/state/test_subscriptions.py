@@ -8,6 +8,7 @@ import aiopersist as ap
 from aiopersist.frontier import Antichain
 from aiopersist.state import rollup_file
 from aiopersist.state.command import Commit, Keep
+from aiopersist.state.compaction import Replace, Total
 from aiopersist.state.diff import decode_diff
 from aiopersist.state.lifecycle import ExpireOverdue, Finalize, FinalizeUnused, first_expiry
 from aiopersist.state.position import Position, SubscriptionRecord, WithinContents
@@ -203,6 +204,24 @@ def test_it_expires_while_it_waits(waits: bool) -> None:
         assert isinstance(refusal(history.run(opening("p", start=None))), ap.SubscriptionExpired)
     history.run(opening("p", start=Beginning.NOW))
     assert record(history).position == at(150 if waits else 100)
+
+
+def test_a_batch_of_both_does_not_make_it_wait() -> None:
+    """Goal: an earlier version of the library has made one batch of what it has passed and what is empty."""
+    history = begun(100)
+    history.run(opening(expire_after_s=50.0))
+    append(history, 150, rows=0)
+    (first, full), (last, empty) = history.live.batches.items()
+    whole = full.replace(upper=empty.upper)
+    total = Total(full.len, 0)
+    assert history.run(Replace("w1", {first: full, last: empty}, whole, total, total)) != Keep(result=False)
+    assert len(history.live.batches) == 1
+    history.run(opening("p", expire_after_s=50.0))
+    history.now += 60.0
+    assert history.run(ExpireOverdue()) == Keep()
+    append(history, 160)
+    history.now += 60.0
+    assert isinstance(history.run(ExpireOverdue()), Commit)
 
 
 def test_an_acknowledgement_begins_the_time_anew() -> None:

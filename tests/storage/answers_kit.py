@@ -1,13 +1,14 @@
-"""A server that always gives the same answer."""
+"""A server that always gives the same answer, and answers that are not the store's."""
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 
 class Server:
-    """Answers every request without a body with what `answer` says, and counts them."""
+    """Answers every request with what `answer` says, and counts them."""
 
     def __init__(self, answer: bytes) -> None:
         self.answer = answer
@@ -15,13 +16,38 @@ class Server:
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError):
-            while await reader.readuntil(b"\r\n\r\n"):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                if b"100-continue" in head:
+                    writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                await reader.readexactly(int((LENGTH.search(head) or [0, 0])[1]))
                 self.requests += 1
-                writer.write(self.answer)
+                is_head = head.startswith(b"head ")
+                writer.write(self.answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" if is_head else self.answer)
                 await writer.drain()
-                if b"Connection: close" in self.answer:
+                if not self.answer or b"Connection: close" in self.answer:
                     break
         writer.close()
+
+
+LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)")
+PAGES = {
+    "page": b"<html><head><title>login</title></head><body>log in</body></html>",
+    "words": b"upstream connect error or disconnect/reset before headers",
+    "nothing": b"",
+    "cut": b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Mess",
+    "json": b'{"message": "Too Many Requests"}',
+}
+"""Bodies that no store writes."""
+
+
+def foreign(status: int, page: str, *headers: str) -> bytes:
+    """An answer of something between."""
+    body = PAGES[page]
+    kind = "text/html" if page == "page" else "text/plain"
+    more = "".join(f"{header}\r\n" for header in headers)
+    head = f"HTTP/1.1 {status} x\r\nContent-Type: {kind}\r\n{more}Content-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
 ERROR = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>m</Message></Error>"

@@ -64,6 +64,21 @@ async def test_requests_of_consensus(google: StandIn) -> None:
     await other.aclose()
 
 
+async def test_heads_of_many_pass_nothing_else(google: StandIn) -> None:
+    """Goal: a list for many keys ends behind them, however much follows."""
+    one, other = (open_consensus(google.url("p")) for _ in range(2))
+    keys = [f"name/{n}" for n in range(10)]
+    for key in keys:
+        assert await one.compare_and_set(key, None, b"0")
+    for number in range(2500):
+        google._written(f"p/kshard%2Fs/v/{number:016x}", b"")
+    google.requests.clear()
+    assert await other.heads(dict.fromkeys(keys, 0)) == {}
+    assert google.requests == ["GET bucket"]
+    await one.aclose()
+    await other.aclose()
+
+
 async def test_a_list_that_is_wanted_in_part_ends_early(google: StandIn) -> None:
     """Goal: the newest version costs one request, however long the log is."""
     consensus = open_consensus(google.url("p"))
@@ -184,13 +199,13 @@ async def test_the_clock_is_asked_for_once_a_minute(google: StandIn) -> None:
     told = await asyncio.gather(*(consensus.now() for _ in range(5)))
     assert all(abs(now - Runtime().wall()) < 30 for now in told)
     await consensus.now()
-    assert google.requests == ["HEAD bucket"]
+    assert google.requests == ["GET bucket"]
     assert 0 < consensus.clock_error_s <= 15
     runtime.ahead_s = 61.0
     assert abs(await consensus.now() - Runtime().wall()) < 30, "the clock of a machine that slept stood still"
-    assert google.requests == ["HEAD bucket"] * 2
+    assert google.requests == ["GET bucket"] * 4, "three answers have to agree that it was set"
     await consensus.clock()
-    assert google.requests == ["HEAD bucket"] * 3
+    assert google.requests == ["GET bucket"] * 5
     await consensus.aclose()
 
 
@@ -213,15 +228,32 @@ async def test_a_clock_that_does_not_answer(google: StandIn, monkeypatch: pytest
 
 
 async def test_whose_date_counts(unused_tcp_port: int) -> None:
+    """Goal: only the store's own: it has the id of a request, or what a store writes."""
     date = "Thu, 01 Jan 2026 00:00:00 GMT"
+
+    def answer(status: int, body: str, *headers: str) -> bytes:
+        told = "".join(f"{header}\r\n" for header in (f"Date: {date}", *headers))
+        return f"HTTP/1.1 {status} x\r\n{told}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+    refused, shown = "<Error><Code>AccessDenied</Code></Error>", "<?xml version='1.0'?><ListBucketResult>"
     for status in (200, 400, 403, 503):
-        async with answering(
-            f"HTTP/1.1 {status} x\r\nDate: {date}\r\nContent-Length: 0\r\n\r\n".encode()
-        ) as at:
-            assert await date_of(at[0], "az") == date
-    async with answering(b"HTTP/1.1 200 x\r\nContent-Length: 0\r\n\r\n") as (elsewhere, _):
-        moved = f"HTTP/1.1 307 x\r\nLocation: {elsewhere}\r\nDate: {date}\r\nContent-Length: 0\r\n\r\n"
-        async with answering(moved.encode()) as (at_first, _):
+        async with answering(b"") as (at, served):
+            for own in (
+                answer(status, "", "x-ms-request-id: 1"),
+                answer(status, refused),
+                answer(status, shown),
+            ):
+                served.answer = own
+                assert await date_of(at, "az") == date
+            for other in (answer(status, ""), answer(status, "<html>"), answer(status, refused[:-3])):
+                served.answer = other
+                with pytest.raises(StorageUnavailable, match="not the store's") as caught:
+                    await date_of(at, "az")
+                assert caught.value.retry
+    undated = b"HTTP/1.1 200 x\r\nx-amz-request-id: 1\r\nContent-Length: 0\r\n\r\n"
+    async with answering(undated) as (elsewhere, _):
+        moved = answer(307, "", f"Location: {elsewhere}", "x-amz-request-id: 2")
+        async with answering(moved) as (at_first, _):
             assert await date_of(at_first, "az") == date, "another server has another clock"
         with pytest.raises(StorageUnavailable, match="no Date") as caught:
             await date_of(elsewhere, "az")

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from aiopersist.errors import Indeterminate, InvalidLocation
+from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable
+from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Versioned
-from aiopersist.storage.identity import BLOB_KEY, CONSENSUS_KEY, check_identity
+from aiopersist.storage.identity import BLOB_KEY, CONSENSUS_KEY, check_identity, location_key
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 
@@ -125,3 +126,21 @@ async def test_other_failures_are_raised() -> None:
     faults.fail_next("head", Outcome.DROPPED)
     with pytest.raises(Indeterminate):
         await check_identity(MemoryBlob(), FaultyConsensus(MemoryConsensus(), faults))
+
+
+async def test_a_key_is_made_of_nothing_but_the_id() -> None:
+    """Goal: who stands between and answers in place of the store chooses no key, and is not remembered."""
+
+    class Between(MemoryBlob):
+        is_away = True
+
+        async def get(self, key: str) -> bytes | None:
+            return b'{"error": "log in"}' if self.is_away else await super().get(key)
+
+    between = Between()
+    blob = CacheBlob(between, 1024)
+    with pytest.raises(StorageUnavailable, match="is no id of a location"):
+        await location_key(blob, "a")
+    between.is_away = False
+    await check_identity(blob.uncached, MemoryConsensus())
+    assert await location_key(blob, "a") == await location_key(CacheBlob(between, 1024), "a")

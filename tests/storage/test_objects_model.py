@@ -256,9 +256,8 @@ def _short_tails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SMALL = [
     *((name, True, ObjectsConsensus) for name in ("race", "truncated", "gap", "overtaken", "head")),
-    *((name, False, ObjectsConsensus) for name in ("scan", "likely", "known")),
+    *((name, False, ObjectsConsensus) for name in ("scan", "likely")),
     *((name, False, OfMany) for name in ("race", "truncated", "overtaken", "head", "likely")),
-    ("scan", False, OfManyWithoutTails),
 ]
 ALL = product(CASTS, [True, False], [ObjectsConsensus, OfMany, WithoutTails, OfManyWithoutTails])
 TOO_LARGE = [

@@ -1,6 +1,12 @@
 """Goal: how many requests consensus on objects makes."""
 
+import random
+from contextlib import suppress
+
+from aiopersist.errors import StorageUnavailable
 from aiopersist.storage.consensus import Versioned
+from aiopersist.storage.objects.bucket import Object
+from aiopersist.storage.objects.tails import TAIL_MAX
 from aiopersist.testing.storage.heads import grow, numbered
 from tests.storage.objects_kit import Place
 
@@ -79,3 +85,27 @@ async def test_a_head_that_is_likely_is_read_beside_the_list(place: Place) -> No
         assert calls.calls == {"list": 1}
     other, calls = place.handle()
     assert await other.likely_head("no", 0) is None
+
+
+async def test_what_a_read_that_failed_has_got_is_not_read_again(place: Place) -> None:
+    """Goal: where one get of four fails, a read of a hundred succeeds after a few tries."""
+    one, _ = place.handle()
+    await grow(one, "k", 900)
+    assert await one.truncate("k", 0) == 0
+    other, calls = place.handle()
+    dice, gets = random.Random(1), other._bucket.get
+
+    async def get(name: str) -> Object | None:
+        if dice.random() < 0.25:
+            raise StorageUnavailable("503 of something between")
+        return await gets(name)
+
+    other._bucket.get = get  # type: ignore[method-assign]
+    found, tries = list[Versioned](), 0
+    while not found and tries < 100:
+        tries += 1
+        with suppress(StorageUnavailable):
+            found = await other.scan("k", 0, 1000)
+    assert found == numbered(range(900)) and tries > 1
+    assert calls.calls["get"] <= 900 / TAIL_MAX + 1, "each object was read once"
+    assert len(other._kept) == 0

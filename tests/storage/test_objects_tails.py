@@ -49,6 +49,19 @@ async def test_a_scan_gets_one_object_for_several_versions(place: Place) -> None
     assert await other.scan("k", 7, 5) == numbered(range(7, 12))
 
 
+async def test_what_is_carried_of_truncated_versions_is_told(place: Place) -> None:
+    """Goal: who erases data learns of all that the objects have below the floor."""
+    one, _ = place.handle()
+    await grow(one, "k", 30)
+    assert await one.leftovers("k") == []
+    await one.truncate("k", 20)
+    other, _ = place.handle()
+    found = await other.leftovers("k")
+    assert {*found} == {*numbered(range(20 - TAIL_MAX, 20))}
+    await one.truncate("k", 29)
+    assert {version.seqno for version in await other.leftovers("k")} == {*range(29 - TAIL_MAX, 29)}
+
+
 async def test_an_object_of_each_writer_carries_what_others_have_written(place: Place) -> None:
     one, _ = place.handle()
     other, _ = place.handle()

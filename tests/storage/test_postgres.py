@@ -2,12 +2,15 @@
 
 import asyncio
 import random
+import socket
+import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from aiopersist.errors import Indeterminate, StorageUnavailable
 from aiopersist.storage.consensus import Entry, Versioned
+from aiopersist.storage.postgres import pool
 from aiopersist.storage.postgres.consensus import PostgresConsensus
 from aiopersist.testing.proxy import completes_command
 from aiopersist.testing.servers import PostgresServer
@@ -246,6 +249,39 @@ async def test_an_answer_that_is_lost(postgres_proxy: "object") -> None:
     await direct.aclose()
 
 
+def error_of_a_pooler(fields: dict[str, str]) -> bytes:
+    """An error, and that the next statement may come."""
+    body = b"".join(f"{name}{text}\0".encode() for name, text in fields.items()) + b"\0"
+    return b"E" + (len(body) + 4).to_bytes(4, "big") + body + b"Z\0\0\0\5I"
+
+
+@pytest.mark.parametrize("place", [{}, {"F": "execMain.c", "L": "1"}], ids=["pooler", "server"])
+@pytest.mark.parametrize("state", ["08006", "08P01", "58000", "40001", "XX000", "40003", "08007"])
+@pytest.mark.parametrize("severity", ["ERROR", "FATAL"])
+async def test_an_error_after_the_commit_decides_nothing(
+    postgres_proxy: "object", state: str, severity: str, place: dict[str, str]
+) -> None:
+    """Goal: what answers instead of the server, after the commit, is believed by nobody. The server names
+    the place in its source, a pooler does not. A server (or one that speaks its protocol) may itself say
+    that it does not know: by the code, or by ending the session."""
+    if place and severity == "ERROR" and state not in ("40003", "08007"):
+        pytest.skip("that is how the server says that nothing happened")
+    proxy, url, direct_url = postgres_proxy  # type: ignore[misc]
+    consensus, direct = PostgresConsensus(url), PostgresConsensus(direct_url)
+    assert await consensus.compare_and_set("k", None, b"0")
+    assert await consensus.compare_and_set("k", 0, b"1")  # it is prepared now
+    fields = {"S": severity, "V": severity, "C": state, "M": "remote server read/write error", **place}
+    told = error_of_a_pooler(fields)
+    proxy.answered = lambda answer: told if b"SELECT 1\0" in answer else answer
+    with pytest.raises(Indeterminate, match="remote server"):
+        await consensus.compare_and_set("k", 1, b"2")
+    proxy.answered = bytes
+    assert await direct.head("k") == Versioned(2, b"2")
+    assert await consensus.compare_and_set("k", 2, b"3")
+    await consensus.aclose()
+    await direct.aclose()
+
+
 async def test_a_server_that_is_not_there() -> None:
     consensus = PostgresConsensus("postgres://me:hunter2@127.0.0.1:1/db")
     for call in (consensus.head("k"), consensus.compare_and_set("k", None, b""), consensus.now()):
@@ -270,6 +306,51 @@ async def test_waiting_helps_neither_a_stranger_nor_a_missing_database(
         assert "hunter2" not in str(caught.value) + repr(consensus)
         await consensus.aclose()
     await admin.execute("DROP ROLE reader")
+
+
+async def test_options_of_the_url_reach_the_server_and_the_socket(postgres_url: str) -> None:
+    query = "application_name=web&options=-c%20work_mem%3D7MB&keepalives_idle=31&tcp_user_timeout=9000"
+    consensus = PostgresConsensus(f"{postgres_url}&{query}")
+    shown = "SELECT current_setting('application_name'), current_setting('work_mem')"
+    assert tuple(await consensus._pool.read(lambda c: c.fetchrow(shown)) or ()) == ("web", "7MB")
+    (connection,) = consensus._pool._idle
+    used = connection._transport.get_extra_info("socket")  # type: ignore[attr-defined]
+    assert used.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    if sys.platform == "linux":
+        assert used.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 31
+        assert used.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 9000
+    await consensus.aclose()
+
+
+async def test_a_connection_takes_no_longer_than_the_url_says(postgres_proxy: "object") -> None:
+    proxy, url, _ = postgres_proxy  # type: ignore[misc]
+    proxy.hold_answers()
+    consensus = PostgresConsensus(f"{url}&connect_timeout=1")
+    with pytest.raises(StorageUnavailable, match="cannot connect"):
+        await asyncio.wait_for(consensus.compare_and_set("k", None, b""), 9)
+    await consensus.aclose()
+
+
+async def test_connections_that_nobody_uses_are_closed(
+    postgres_url: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a client has at most `connections` at work, and at rest keeps `idle_connections`."""
+    monkeypatch.setattr(pool, "IDLE_S", 0.2)
+    consensus = PostgresConsensus(f"{postgres_url}&connections=5&idle_connections=1&application_name=few")
+    count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'few'"
+    sleeps = [consensus._pool.read(lambda c: c.execute("SELECT pg_sleep(0.3)")) for _ in range(12)]
+    working = asyncio.gather(*sleeps)
+    most = 0
+    while not working.done():
+        most = max(most, await admin.fetchval(count))
+        await asyncio.sleep(0.02)
+    await working
+    assert most == 5
+    async with asyncio.timeout(50):
+        while await admin.fetchval(count) != 1:
+            await asyncio.sleep(0.02)
+    assert await consensus.compare_and_set("k", None, b"0")
+    await consensus.aclose()
 
 
 async def test_a_read_only_server(consensus: PostgresConsensus, admin: Admin) -> None:

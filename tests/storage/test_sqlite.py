@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from aiopersist.errors import Corruption, Indeterminate, InvalidLocation, InvalidUsage, StorageUnavailable
+from aiopersist.errors import Corruption, Indeterminate, InvalidLocation, StorageUnavailable
 from aiopersist.runtime import SYSTEM
 from aiopersist.stash.sqlite import SqliteStore
 from aiopersist.storage.consensus import Entry, Versioned
@@ -316,14 +316,6 @@ async def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     consensus = SqliteConsensus(path)
     with pytest.raises(InvalidLocation, match="newer"):
         await consensus.head("k")
-    await consensus.aclose()
-
-
-async def test_use_after_a_fork_is_an_error(tmp_path: Path) -> None:
-    consensus = SqliteConsensus(tmp_path / "state.db")
-    consensus._file._writer._pid -= 1  # as in a child
-    with pytest.raises(InvalidUsage, match="fork"):
-        await consensus.compare_and_set("k", None, b"")
     await consensus.aclose()
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable
 from aiopersist.storage.consensus import Entry
+from aiopersist.storage.sqlite import file as sqlite_file
 from aiopersist.storage.sqlite import sql as sqlite_sql
 from aiopersist.storage.sqlite.consensus import SqliteConsensus
 from tests.support.failing_disk import CACHE_PAGES, FailingDisk, Fault, after_a_crash
@@ -90,13 +91,12 @@ def check(told: dict[str, Any], found: dict[str, int], where: str) -> None:
     assert told["refused"] is False or isinstance(told["refused"], Indeterminate | StorageUnavailable), where
 
 
-def opened(path: Path, checkpoint_pages: int) -> SqliteConsensus:
+def opened(path: Path) -> SqliteConsensus:
     """Give SQLite a cache so small that a transaction writes before its COMMIT."""
 
     def prepare(connection: sqlite3.Connection) -> None:
         sqlite_sql.prepare(connection)
         connection.execute(f"PRAGMA cache_size = {CACHE_PAGES}")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {checkpoint_pages}")
 
     consensus = SqliteConsensus(path)
     consensus._file._prepare = prepare
@@ -109,7 +109,6 @@ class Disk(NamedTuple):
     template: Path
     folder: Path
     mend: Callable[[], object]
-    checkpoint_pages: int = 0
 
     async def survives(self, name: str, break_it: Callable[[], object]) -> set[str]:
         """Write one group with a broken disk; return the outcomes."""
@@ -117,7 +116,7 @@ class Disk(NamedTuple):
         folder.mkdir()
         path = folder / "state.db"
         shutil.copy(self.template, path)
-        consensus = opened(path, self.checkpoint_pages)
+        consensus = opened(path)
         told = await together(consensus, break_it)
         self.mend()
         check(told, heads(after_a_crash(path, folder / "crashed")), f"{name}: after a crash")
@@ -132,18 +131,21 @@ class Disk(NamedTuple):
 
 
 @pytest.mark.parametrize(
-    "pages", [0, pytest.param(1, marks=pytest.mark.long)], ids=["commit", "commit and checkpoint"]
+    "log_bytes",
+    [sqlite_file.LOG_BYTES_MAX, pytest.param(0, marks=pytest.mark.long)],
+    ids=["commit", "commit and checkpoint"],
 )
 async def test_each_step_of_a_commit_fails(
-    template: Path, tmp_path: Path, disk: FailingDisk, pages: int
+    template: Path, tmp_path: Path, disk: FailingDisk, log_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sqlite_file, "LOG_BYTES_MAX", log_bytes)
     counted: dict[str, int] = {}
 
     def mend() -> None:
         counted.update(disk.steps)
         disk.arm(None)
 
-    tried = Disk(template, tmp_path, mend, pages)
+    tried = Disk(template, tmp_path, mend)
     assert await tried.survives("sound", lambda: disk.arm(None)) == {"bool"}
     steps, outcomes = dict(counted), set[str]()
     assert steps["write"] > 10

@@ -12,7 +12,6 @@ import pytest
 from aiopersist.runtime import Runtime
 from aiopersist.storage.sqlite import sql as sqlite_sql
 from aiopersist.storage.sqlite.consensus import SqliteConsensus
-from aiopersist.storage.sqlite.file import LOG_BYTES_MAX
 
 VERSIONS = 95
 SLICES = 10
@@ -104,6 +103,8 @@ async def test_a_truncation_that_ends_early_has_happened(path: Path, ended: int)
     consensus = SqliteConsensus(path)
     live = list(range(80, VERSIONS))
     assert len(rows(path, "a")) == VERSIONS - ended * SLICES + 1
+    left = [version.seqno for version in await consensus.leftovers("a")]
+    assert left == list(range(ended * SLICES, 80)) and await consensus.leftovers("b") == []
     for begin in (0, 50, -7):
         assert [version.seqno for version in await consensus.scan("a", begin, VERSIONS)] == live
     assert [version.seqno for version in await consensus.scan("a", 90, 2)] == [90, 91]
@@ -113,7 +114,7 @@ async def test_a_truncation_that_ends_early_has_happened(path: Path, ended: int)
     assert await consensus.truncate("a", 10) == 0  # what is gone stays gone
     assert rows(path, "a") == [*live, VERSIONS]
     assert await consensus.truncate("a", 85) == 5
-    assert rows(path, "a") == [*range(85, VERSIONS + 1)]
+    assert rows(path, "a") == [*range(85, VERSIONS + 1)] and await consensus.leftovers("a") == []
     await consensus.aclose()
 
 
@@ -142,27 +143,3 @@ async def test_large_versions_make_small_slices(path: Path, monkeypatch: pytest.
     assert await consensus.truncate("a", 23) == 3
     assert counted[6:] == [0, 0]
     await consensus.aclose()
-
-
-@pytest.mark.parametrize("is_read", [False, True], ids=["alone", "read"])
-async def test_the_log_is_short_after_a_truncation(tmp_path: Path, is_read: bool) -> None:
-    """Goal: while the file is open its log does not stay as long as it ever was; a reader of another process,
-    whose snapshot needs the log, keeps nobody waiting and sees no difference."""
-    path, log = tmp_path / "state.db", tmp_path / "state.db-wal"
-    one, two = SqliteConsensus(path), SqliteConsensus(path)
-    for seqno in range(300):
-        await one.compare_and_set("a", seqno - 1 if seqno else None, b"x" * 2000)
-    reader = sqlite3.connect(path, isolation_level=None)
-    if is_read:
-        reader.execute("BEGIN")
-        assert reader.execute("SELECT count(*) FROM versions").fetchone() == (300,)
-    assert log.stat().st_size > LOG_BYTES_MAX
-    assert await one.truncate("a", 290) == 290
-    assert (log.stat().st_size > LOG_BYTES_MAX) is is_read
-    if is_read:
-        assert reader.execute("SELECT count(*) FROM versions").fetchone() == (300,)
-    reader.close()
-    assert await one.compare_and_set("a", 299, b"new")
-    for handle in (one, two):
-        assert [version.seqno for version in await handle.scan("a", 0, 1000)] == list(range(290, 301))
-        await handle.aclose()

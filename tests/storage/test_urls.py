@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 import pytest
 
@@ -83,6 +83,28 @@ BAD_CONSENSUSES = {
     },
     "postgres-cut-password": ("postgres://h/d?user=u&password=p&hunter2", "%26"),
     "postgres-cut-password-in-two": ("postgres://h/d?user=u&password=p&hunter2=x", "%26"),
+    **{
+        f"postgres-{name}-{value}": (f"postgres://u:hunter2@h/d?sslmode=require&{name}={value}", name)
+        for name, value in (
+            ("channel_binding", "always"),
+            ("gssencmode", "require"),
+            ("pgbouncer", "false"),
+            ("connect_timeout", "0"),
+            ("connect_timeout", "soon"),
+            ("connections", "0"),
+            ("idle_connections", "-1"),
+            ("keepalives_idle", "x"),
+            ("sslrootcert", "system"),
+            ("client_encoding", "latin1"),
+            ("connection_limit", "5"),
+            ("supa", "base-pooler"),
+        )
+    },
+    "postgres-bound-to-nothing": (
+        "postgres://h/d?sslmode=disable&channel_binding=require",
+        "channel_binding",
+    ),
+    "sqlalchemy": ("postgresql+asyncpg://u:hunter2@h/d", "write postgresql://"),
     "postgres-long-schema": ("postgres://u:hunter2@h/d?schema=" + "x" * 64, "schema"),
 }
 
@@ -168,6 +190,42 @@ def test_what_the_driver_of_postgres_is_told(url: str, password: str, user: str)
     assert unquote(parts.path) in ("/d", "/d/e")
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "sslmode=require&channel_binding=require",
+        "sslmode=verify-full&sslrootcert=system",
+        "sslmode=verify-full&sslrootcert=/ca.pem&channel_binding=prefer",
+        "connect_timeout=3&application_name=web",
+        "options=-c%20search_path%3Dapp",
+        "keepalives=1&keepalives_idle=30&keepalives_interval=10&keepalives_count=5&tcp_user_timeout=9000",
+        "gssencmode=disable&client_encoding=utf8&sslsni=1&sslcompression=0&load_balance_hosts=disable",
+        "pgbouncer=true&connections=3&idle_connections=0&schema=public",
+        "ssl_min_protocol_version=TLSv1.3&fallback_application_name=x",
+    ],
+)
+def test_urls_of_providers(query: str) -> None:
+    """Each option is taken with its meaning: by the driver, or here. What the driver does not know it would
+    send to the server as a parameter of the session."""
+    address = PostgresAddress.parse(f"postgres://u:hunter2@ep-x.eu.example/db?{query}", schema="s")
+    given = dict(parse_qsl(query))
+    passed = parse_qs(urlsplit(address.arguments["dsn"]).query)
+    bound = given.get("channel_binding") == "require"
+    assert passed.keys() <= {"sslmode", "sslrootcert", "ssl_min_protocol_version", "target_session_attrs"}
+    assert address.trusts_system == (bound or given.get("sslrootcert") == "system")
+    assert passed.get("sslmode") == (
+        ["verify-full"] if bound else [given["sslmode"]] if "sslmode" in given else None
+    )
+    assert address.numbers == {name: int(given[name]) for name in address.numbers}
+    assert address.numbers.keys() == {
+        name for name in given if given[name].isdecimal() and not name.startswith("ssl")
+    }
+    assert address.startup.get("options") == given.get("options")
+    named = given.get("application_name") or given.get("fallback_application_name") or "aiopersist"
+    assert address.startup["application_name"] == named
+    assert address.pooled == ("pgbouncer" in given)
+
+
 def test_the_credentials_of_s3_are_taken_as_they_are() -> None:
     blob = open_blob("s3://b/team@corp/x?access_key=AK+A&secret_key=a+b/c%2Bd%26e@f&session_token=t%20u==")
     assert isinstance(blob, S3Blob)
@@ -210,8 +268,8 @@ for opens, url in ((open_blob, "s3://b"), (open_consensus, "postgres://h/d")):
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout
     assert printed.splitlines() == [
-        "InvalidLocation s3: pip install 'aiopersist[s3]'",
-        "InvalidLocation postgres: pip install 'aiopersist[postgres]'",
+        "InvalidLocation s3: pip install '.[s3]' in a clone of aiopersist",
+        "InvalidLocation postgres: pip install '.[postgres]' in a clone of aiopersist",
     ]
 
 

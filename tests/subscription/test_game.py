@@ -28,7 +28,7 @@ async def test_some_games() -> None:
 @pytest.mark.several_shards
 @pytest.mark.slow
 async def test_a_game_on_each_store(location: StoreUrls) -> None:
-    await play(7, 20, location)
+    await play(7, 12, location)
 
 
 @pytest.mark.long

@@ -75,4 +75,4 @@ async def test_a_consumer_that_is_killed(on_disk: StoreUrls) -> None:
 @pytest.mark.parametrize("blob", ["s3", pytest.param("files", marks=pytest.mark.long)])
 async def test_on_postgres(blob: str, tmp_path: Path, postgres_url: str, best_s3_url: str) -> None:
     url = best_s3_url if blob == "s3" else f"file://{tmp_path / 'blob'}"
-    await play(StoreUrls(url, postgres_url), 4, 2)
+    await play(StoreUrls(url, postgres_url), 2, 1)

@@ -212,6 +212,47 @@ async def test_it_expires(place: Place) -> None:
         assert await rows(sub, 1) == [("a", 3)]
 
 
+@pytest.mark.parametrize("acks_late", [False, True], ids=["before", "after"])
+async def test_it_does_not_expire_with_nothing_to_read(place: Place, acks_late: bool) -> None:
+    """Goal: it has acknowledged all that there is, before or after an empty commit was compacted with it."""
+    client, hour = await place.client(), timedelta(hours=1)
+    async with client.writer("s", SCHEMA) as writer:
+        await writer.write([("a", 1)])
+        await writer.write([("a", 2)])
+        async with client.subscription("s", name="sub", expire_after=hour) as sub:
+            step = await in_time(anext(sub))
+            if not acks_late:
+                await sub.ack(step, durable=True)
+            await writer.compare_and_append([], 2, 9)
+            await client.force_compaction("s")
+            if acks_late:
+                await sub.ack(step, durable=True)
+        await writer.compare_and_append([], 9, 10)
+        await client.force_compaction("s")
+        assert len((await client.inspect("s")).batches) == 2
+        await (await client.subscription("s", name="sub", expire_after=hour)).aclose()
+        view = (await client.subscriptions("s"))["sub"]
+        assert (view.position, view.lag_updates, view.held_bytes) == (ap.Antichain(2), 0, 0)
+        place.clock.ahead_s += 2 * 3600
+        async with client.subscription("s", name="sub", expire_after=hour) as sub:
+            await writer.write([("a", 3)])
+            assert await acked(sub, 1) == [("a", 3)]
+
+
+async def test_the_contents_of_nothing_expire_not(place: Place) -> None:
+    """Goal: the upper was moved, and nothing was ever written."""
+    client, hour = await place.client(), timedelta(hours=1)
+    async with client.writer("s", SCHEMA) as writer:
+        await writer.compare_and_append([], 0, 5)
+        await (await client.subscription("s", name="sub", expire_after=hour)).aclose()
+        place.clock.ahead_s += 2 * 3600
+        await (await client.subscription("s", name="sub", expire_after=hour)).aclose()
+        await writer.write([("a", 1)])
+        place.clock.ahead_s += 2 * 3600
+        with pytest.raises(ap.SubscriptionExpired):
+            await client.subscription("s", name="sub", expire_after=hour)
+
+
 async def test_a_drop_ends_it(place: Place) -> None:
     """Its owner is told; the name is free; an unknown name is a `LookupError`."""
     client, other = await place.client(), await place.client()

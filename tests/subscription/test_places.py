@@ -77,14 +77,17 @@ async def evolved(client: ap.Client, rows: list[tuple[int, V2]]) -> None:
         await writer.write(rows)
 
 
+COUNT = 24
+
+
 @pytest.mark.parametrize("first", [OLD, NEW])
 async def test_consumers_with_another_schema_go_on(place: Place, first: ap.Schema[Any, Any, Any]) -> None:
     """Goal: turn by turn; each sees as many rows of a key as its schema has, of each key once."""
     client = await place.client(**SMALL)
-    await evolved(client, [(key, V2(a=n // 3, b=n)) for key in range(200) for n in range(6)])
+    await evolved(client, [(key, V2(a=n // 3, b=n)) for key in range(COUNT) for n in range(6)])
     found: list[Any] = []
     turn = 0
-    while len({key for key, _ in found}) < 200:
+    while len({key for key, _ in found}) < COUNT:
         schema = first if turn % 2 else (OLD if first is NEW else NEW)
         async with client.subscription("s", schema, name="sub") as sub:
             step = await in_time(anext(sub))
@@ -98,7 +101,7 @@ async def test_consumers_with_another_schema_go_on(place: Place, first: ap.Schem
                 assert len(updates) == (6 if schema is NEW else 2)
         turn += 1
     assert turn > 1
-    assert [key for key, _ in found] == list(range(200))
+    assert [key for key, _ in found] == list(range(COUNT))
 
 
 async def test_a_place_within_one_key_is_of_its_schema(place: Place) -> None:

@@ -114,6 +114,9 @@ def test_without_a_bug_nothing_is_found() -> None:
         play_brief(seed)
 
 
+RARE = (a_step_that_is_skipped,)  # it takes many games
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_without_a_bug_nothing_is_found_in_any_game() -> None:
@@ -121,7 +124,11 @@ def test_without_a_bug_nothing_is_found_in_any_game() -> None:
         play_brief(seed)
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize(
+    "bug",
+    [pytest.param(bug, marks=[pytest.mark.long] if bug in RARE else []) for bug in BUGS],
+    ids=lambda bug: bug.__name__,
+)
 def test_it_is_found(bug: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     number, error = searched(bug, monkeypatch)
     print(number, repr(error)[:600])

@@ -9,8 +9,8 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.frontier import successor
+from aiopersist.table.handle import opened
 from aiopersist.table.member import TableMember
-from aiopersist.table.table import opened
 from aiopersist.table.transact import QUIET_AFTER
 from tests.conftest import StoreUrls
 from tests.support.shards import open_at
@@ -64,7 +64,9 @@ async def test_bodies_that_wait_share_a_commit_too() -> None:
         await gate.held.wait()
         others = [asyncio.create_task(client.transact(add)) for _ in range(TASKS)]
         group = client._tables.group
-        while len(group._waiting) < TASKS or group.ahead.val_of(await member(t), '"k"') != str(TASKS + 1):
+        while len(group._queue.waiting) < TASKS or group.ahead.val_of(await member(t), '"k"') != str(
+            TASKS + 1
+        ):
             await asyncio.sleep(0.001)
             group.ahead.refresh()
         gate.open()
@@ -215,13 +217,14 @@ async def test_what_waits_behind_a_large_put_is_not_mixed_with_it(mem: ap.Client
 
     async with group.turn:
         waits = asyncio.create_task(mem.transact(copy))
-        while not group._waiting:
+        while not group._queue.waiting:
             await asyncio.sleep(0)
         group.ahead.refresh()
         assert [group.ahead.val_of(at, key) for key in ('"k"', '"l"')] == ["0", "1"]
         upper = at.upper.time
         assert isinstance(upper, int)
-        at.view.committed(at.upper, successor(upper), {'"k"': "100"})
+        async with at.view.committed(at.upper, successor(upper), {'"k"': "100"}) as take:
+            take()
         group.ahead.refresh()
         assert [group.ahead.val_of(at, key) for key in ('"k"', '"l"')] == ["100", "0"]
         waits.cancel()
@@ -290,3 +293,40 @@ async def test_no_attempt_sees_what_never_was() -> None:
     client, see the sum of all accounts."""
     for seed in range(8):
         await one_bank(seed)
+
+
+async def test_views_of_different_moments_that_look_alike_are_no_cut() -> None:
+    """Goal: one view has taken two transactions of another client together, the second of which undoes the
+    first one, and the other view only the first: they show no moment together."""
+    url = f"mem://{uuid.uuid4().hex}"
+    async with ap.open(url) as one, ap.open(url) as other:
+        a, b = table(one, "a"), table(one, "b")
+        far = [table(other, name) for name in "ab"]
+        await a.put("k", 100)
+        await b.put("k", 100)
+        for t in (a, b):
+            following = (await opened(t))._following
+            assert following is not None
+            following.cancel()  # so that views catch up here alone
+
+        async def move(amount: int) -> None:
+            async def body(tx: ap.Transaction) -> None:
+                for each, diff in zip(far, (amount, -amount), strict=True):
+                    tx.put(each, "k", (await tx.get(each, "k") or 0) + diff)
+
+            await other.transact(body)
+
+        async def caught_up(t: ap.Table[str, int]) -> TableMember:
+            found = await member(t)
+            await found.look()
+            await found.catch_up()
+            return found
+
+        await move(1)
+        behind = await caught_up(b)
+        await move(-1)
+        ahead = await caught_up(a)
+        assert [at.view.val_of('"k"') for at in (ahead, behind)] == ["100", "99"]
+        cut = one._transactions._cut
+        assert not cut.holds([ahead, behind])
+        assert cut.holds([ahead, await caught_up(b)])

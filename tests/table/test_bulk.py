@@ -7,14 +7,16 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import aiopersist as ap
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 from tests.conftest import StoreUrls
-from tests.support.processes import Place
+from tests.support.processes import Place, place_in_memory
 from tests.table.kit import Gate, entries, in_time, small_writes, updates_of, versions
 from tests.table.test_types import KEYS, same
 from tests.table.versions import Versions
@@ -151,6 +153,50 @@ async def test_what_fails_or_is_cancelled_leaves_nothing() -> None:
                 if not left:
                     break
                 await asyncio.sleep(0.01)
+
+
+class Appends(FaultyConsensus):
+    """Its gate holds appends as such."""
+
+    async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
+        if b'"batches"' in data:
+            await self.faults.call("append", partial(asyncio.sleep, 0))
+        return await super().compare_and_set(key, expected, data)
+
+
+@pytest.mark.parametrize("swept", [False, True])
+@pytest.mark.parametrize("again", [True, False], ids=["arrow", "iterator"])
+async def test_a_process_that_stood_still(swept: bool, again: bool) -> None:
+    """Goal: for longer than the lease of its writer, when all is spilled, or staged: it goes on. Only what
+    came from an iterator, and was swept, must be put again."""
+    async with place_in_memory(**LIMITS) as place:
+        gate = Gate()
+        opening = ap.open(
+            blob=FaultyBlob(place.blob, gate),
+            consensus=Appends(place.clock, gate),
+            settings=ap.Settings(**LIMITS),
+            maintenance=False,
+        )
+        async with opening as client:
+            other = await place.client(**LIMITS)
+            table, theirs = client.table("t", str, str), other.table("t", str, str)
+            await table.put_many(stream(1000, "a"))
+            keys, vals = zip(*stream(1500, "b"), strict=True)
+            given = pa.table({"key": keys, "val": vals})
+            gate.hold(*(("get", "get_range") if swept else ("append",)))
+            putting = asyncio.create_task(table.put_many(given if again else zip(keys, vals, strict=True)))
+            await in_time(gate.held.wait())
+            place.clock.ahead_s += 2 * client._stack.settings.writer_lease_s
+            await theirs.put("theirs", "1")
+            if swept:
+                assert (await other.sweep_leaked_blobs(dry_run=False)).keys
+            gate.open()
+            if swept and not again:
+                with pytest.raises(ap.BatchExpired, match="put them again"):
+                    await in_time(putting)
+            else:
+                await in_time(putting)
+                assert dict(await entries(theirs)) == {**dict(stream(1500, "b")), "theirs": "1"}
 
 
 async def test_what_is_long_in_doubt_is_deleted_once_it_is_known() -> None:

@@ -218,6 +218,8 @@ FORMS: dict[str, Any] = {
     "rows of pandas": lambda: _every_other(
         __import__("pandas").DataFrame({"key": ["a", "x", "y", "b", "z"], "val": [1, 0, 0, 2, 0]})
     ),
+    "mappings": lambda: [{"a": 7}, {"b": 2, "a": 1}],
+    "iterator of mappings": lambda: iter([{"a": 7}, ("b", 2), {"a": 1}, {}]),
     "frames": lambda: [
         __import__("polars").DataFrame({"key": [k], "val": [v]}) for k, v in (("a", 1), ("b", 2))
     ],

@@ -1,5 +1,4 @@
-"""The reads of a transaction are of one moment, which comes about however others write; and clients let each
-other commit."""
+"""The reads of a transaction are of one moment, which comes about however others write."""
 
 import asyncio
 import itertools
@@ -10,12 +9,10 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.frontier import successor
 from aiopersist.storage.wrapper import WrappedConsensus
-from aiopersist.table.courtesy import Courtesy
 from aiopersist.table.cut import Cut
+from aiopersist.table.handle import opened
 from aiopersist.table.member import TableMember
-from aiopersist.table.table import opened
 from tests.table.kit import table
 
 
@@ -96,26 +93,3 @@ async def test_a_transaction_reads_two_tables_of_which_one_never_rests(
         await one.transact(body)
     assert found[0][1] == 7
     assert not (await one.inspect("b")).upper <= before
-
-
-async def test_a_client_that_meets_others_lets_them_go_first(
-    two: tuple[ap.Client, ap.Client, Disturbed], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("aiopersist.table.courtesy.WAIT_MAX_S", 60)
-    one, other, _ = two
-    courtesy, shard = Courtesy(one._stack), (await member(one, "a")).writer.shard
-    upper = successor(await table(one, "a").put("k", 1))
-    courtesy.won([shard.register], upper, took_s=60)
-    await courtesy.after_you()
-    assert not courtesy._meets_others  # it is alone
-
-    courtesy.lost()
-    courtesy.won([shard.register], upper, took_s=60)
-    waiting = asyncio.ensure_future(courtesy.after_you())
-    await table(other, "a").put("k", 2)
-    await waiting
-    assert courtesy._meets_others
-
-    courtesy.won([shard.register], shard.state.upper, took_s=0.001)
-    await courtesy.after_you()
-    assert not courtesy._meets_others  # the others have gone

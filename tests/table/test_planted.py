@@ -48,9 +48,9 @@ def a_torn_commit(patch: pytest.MonkeyPatch) -> None:
     """The shards of a commit are written one after the other."""
     append_all = group.append_all
 
-    async def one_by_one(appends: Sequence[Any], joined: Sequence[Any] = ()) -> None:
+    async def one_by_one(appends: Sequence[Any], joined: Sequence[Any] = (), *, apart: bool) -> None:
         for append in appends:
-            await append_all([append], joined)
+            await append_all([append], joined, apart=apart)
 
     patch.setattr(group, "append_all", one_by_one)
 

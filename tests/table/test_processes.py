@@ -39,7 +39,7 @@ async def test_a_short_game(tmp_path: Path) -> None:
     assert counts["transfer"] and counts["transact"] and counts["update"], counts
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 async def test_games(servers: dict[str, Any], tmp_path: Path, postgres_schema: str) -> None:
     async with stores_at(tmp_path, postgres_schema, **servers) as stores:

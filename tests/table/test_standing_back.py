@@ -1,18 +1,18 @@
 """Goal: a large put comes through beside another process that changes more and more of its keys, after a
-bounded number of tries; and whoever has asked others to stand back, and is gone, costs them little."""
+bounded number of tries; and whoever has left a wish, and is gone, costs others little."""
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import aiopersist as ap
-from aiopersist.shard.commit import commit
+from aiopersist.shard import courtesy
 from aiopersist.shard.register import Register
-from aiopersist.state.compaction import ClaimNext, ReleaseClaim
-from aiopersist.state.model import NEXT
-from aiopersist.table.transact import ASKS_AFTER
+from aiopersist.table.handle import opened
+from aiopersist.table.transact import WISHES_AFTER
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
 from tests.support.processes import Place
 from tests.support.shards import Call
@@ -47,7 +47,7 @@ class Raced(Faults):
 async def test_it_comes_through_beside_one_who_changes_more_and_more_of_its_keys(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiopersist.table.courtesy.STAND_BACK_S", 40.0)
+    monkeypatch.setattr("aiopersist.storage.wishes.MOST_S", 40.0)
     raced, other = Raced(), await place.apart()
     opening = ap.open(
         blob=FaultyBlob(place.blob, raced),
@@ -81,47 +81,35 @@ async def test_it_comes_through_beside_one_who_changes_more_and_more_of_its_keys
     assert (await client.fsck("t")).ok
 
 
-async def _asked(client: ap.Client) -> tuple[Register, str]:
-    """A writer that asks others to stand back from table `t`."""
-    async with client.table("t", str, int) as table:
-        writing = (await table._open()).member.writer
-        writer = (await writing.ensure_registered()).writer
-        await commit(writing.shard.register, ClaimNext(writer))
-        return writing.shard.register, writer
-
-
-async def test_others_stand_back_until_the_one_who_asked_has_gone_first(
+async def test_others_stand_back_once_until_a_wish_is_over(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiopersist.table.courtesy.STAND_BACK_S", 40.0)
-    client, other = await place.client(), await place.apart()
+    other, waited = await place.apart(), list[Register]()
     theirs, apart = other.table("t", str, int), other.table("apart", str, int)
-    await theirs.put("a", 1)
-    async with client.table("t", str, int):
-        register, writer = await _asked(client)
-        await theirs.get("a")  # it reads the head
-        putting = asyncio.ensure_future(theirs.put("a", 2))
-        for _ in range(20):
-            assert await theirs.get("a") == 1, "gets go on"
-        assert not putting.done()
-        await commit(register, ReleaseClaim(writer, NEXT))
-        await in_time(putting)
-        assert await theirs.get("a") == 2
-        await apart.put("a", 1)
+    for table in (theirs, apart):
+        await table.put("a", 1)
+    register = (await opened(theirs)).member.register
+    await place.consensus().wish([register.key], "gone", 0.5, 0.0)
+    await theirs.put("a", 2)
+    assert other._stack.consensus.stand_back_s(register.key, "other", 0.0) > 0
+    stand_back = courtesy.stand_back
 
+    async def noted(registers: Iterable[Register]) -> bool:
+        given = list(registers)
+        reading = asyncio.ensure_future(theirs.get("a"))
+        if found := await stand_back(given):
+            waited.extend(given)
+            assert reading.done(), "gets go on"
+        await reading
+        return found
 
-async def test_one_who_asked_and_is_gone_is_waited_for_once(place: Place) -> None:
-    client, other = await place.client(), await place.apart()
-    theirs = other.table("t", str, int)
-    await theirs.put("a", 1)
-    async with client.table("t", str, int):
-        register, _ = await _asked(client)
-        for n in range(5):
-            await in_time(theirs.put("a", n))
-        assert await theirs.get("a") == 4
-        await register.refresh()
-        assert register.state is not None
-        assert register.state.claims == {}
+    monkeypatch.setattr(courtesy, "stand_back", noted)
+    await apart.put("a", 2)
+    assert waited == []
+    await in_time(theirs.put("a", 3))
+    assert waited == [register]
+    await theirs.put("a", 4)
+    assert waited == [register], "whoever left it may be gone"
 
 
 async def test_a_transaction_that_takes_long_asks_others_to_stand_back(
@@ -129,7 +117,7 @@ async def test_a_transaction_that_takes_long_asks_others_to_stand_back(
 ) -> None:
     """Goal: its body takes longer than another client needs to change what it has read, each time. It comes
     through all the same, and then the other one goes on."""
-    monkeypatch.setattr("aiopersist.table.courtesy.STAND_BACK_S", 40.0)
+    monkeypatch.setattr("aiopersist.storage.wishes.MOST_S", 40.0)
     client, other = await place.client(), await place.apart()
     table, theirs = client.table("t", str, int), other.table("t", str, int)
     changed, is_done = asyncio.Event(), False
@@ -152,7 +140,7 @@ async def test_a_transaction_that_takes_long_asks_others_to_stand_back(
 
     changing = asyncio.ensure_future(change())
     await changed.wait()
-    await in_time(client.transact(slow, max_attempts=ASKS_AFTER + 20))
+    await in_time(client.transact(slow, max_attempts=WISHES_AFTER + 20))
     changed.clear()
     await in_time(changed.wait())
     is_done = True

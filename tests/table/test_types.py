@@ -295,11 +295,11 @@ async def test_types_are_those_of_the_table(quiet: ap.Client) -> None:
     assert await table.get("a") == 1
 
 
-class Val(BaseModel):
+class Val(BaseModel, frozen=True):
     number: int
 
 
-class Wider(BaseModel):
+class Wider(BaseModel, frozen=True):
     number: int
     name: str | None = None
 

@@ -2,6 +2,7 @@
 tests; and a run that asks for none of them does not import the library."""
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
@@ -145,11 +146,16 @@ SHORT = ("strict", "one loop for all", "anyio alone")
 """A loop for each test, one for all of them, and no `pytest_asyncio`."""
 
 
-async def run(directory: Path, *options: str) -> str:
-    """What pytest prints in that project."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_aiopersist"]
+async def run(directory: Path, *options: str, loaded: bool = True) -> str:
+    """What pytest prints in that project. `loaded`: with the plugins that are installed, and ours."""
+    ours = ("-p", "pytest_aiopersist") if loaded else ()
+    path = os.pathsep.join([str(directory), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    around = {**os.environ, "PYTHONPATH": path}
+    if not loaded:
+        around["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *ours, *options]
     ran = await asyncio.to_thread(
-        subprocess.run, [*command, *options], cwd=directory, capture_output=True, text=True, timeout=120
+        subprocess.run, command, cwd=directory, env=around, capture_output=True, text=True, timeout=120
     )
     return ran.stdout + ran.stderr
 
@@ -194,6 +200,53 @@ async def test_who_cannot_run_a_client_is_told_what_to_do(tmp_path: Path) -> Non
     shown = await run(tmp_path, "-rs")
     assert "aiopersist runs on asyncio only" in shown
     assert "1 skipped" in shown
+
+
+OLD = """
+import pytest
+
+def fixture(fixture_function=None, *, scope='function', params=None, autouse=False, ids=None, name=None):
+    return pytest.fixture(fixture_function, scope=scope, params=params, autouse=autouse, ids=ids, name=name)
+
+def pytest_configure(config):
+    config.addinivalue_line('markers', 'asyncio: run by this')
+"""
+"""What a plugin can do as it was before 0.24: there is no `loop_scope`."""
+
+
+@pytest.mark.parametrize("version", ["0.23.8", pytest.param("", marks=pytest.mark.long)])
+async def test_an_older_pytest_asyncio_is_told_of_at_use_alone(tmp_path: Path, version: str) -> None:
+    """Goal: who has another version, and uses nothing of ours, runs his tests; who asks learns which he
+    needs."""
+    package, tests = tmp_path / "pytest_asyncio", tmp_path / "test_application.py"
+    package.mkdir()
+    (package / "plugin.py").write_text(OLD)
+    told = f"__version__ = {version!r}\n" if version else ""
+    (package / "__init__.py").write_text(f"{told}from .plugin import fixture\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    tests.write_text("def test_mine(aiopersist_location): assert aiopersist_location.is_dir()\n")
+    shown = await run(tmp_path)
+    assert "1 passed" in shown, shown
+    tests.write_text("import pytest\n\n@pytest.mark.asyncio\ndef test_mine(aiopersist_client): pass\n")
+    shown = await run(tmp_path)
+    assert f"aiopersist_client needs pytest-asyncio 0.26 or newer, here is {version or '?'}" in shown, shown
+
+
+async def test_a_run_without_pytest_asyncio_does_not_import_it(tmp_path: Path) -> None:
+    """Goal: a plugin that everybody has costs nobody time: `pytest_asyncio` brings asyncio along."""
+    (tmp_path / "test_it.py").write_text(
+        "import sys\ndef test_it(): assert {'pytest_asyncio', 'asyncio'} & set(sys.modules) == set()\n"
+    )
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    shown = await run(tmp_path, "-p", "pytest_aiopersist", loaded=False)
+    assert "1 passed" in shown, shown
+
+
+async def test_a_plugin_that_is_loaded_by_its_module_is_known(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\nasyncio_mode = auto\n{LOOPS}\n")
+    (tmp_path / "test_it.py").write_text("async def test_it(aiopersist_client): pass\n")
+    shown = await run(tmp_path, "-p", "pytest_asyncio.plugin", "-p", "pytest_aiopersist", loaded=False)
+    assert "1 passed" in shown, shown
 
 
 async def test_a_run_that_asks_for_nothing_does_not_import_the_library(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ two times; filters, columns and values whole are those of the rows."""
 import html
 import re
 from collections import Counter
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import httpx
@@ -13,6 +15,7 @@ from pydantic import BaseModel
 import aiopersist as ap
 from aiopersist.frontier import Antichain
 from aiopersist.web.readable import STEPS, Scale
+from aiopersist.web.reading import RowPlace
 from aiopersist.web.rows import KeyBounds, last_needed
 from tests.web.kit import links, pages, words
 
@@ -345,3 +348,43 @@ async def test_a_page_reads_the_parts_that_it_needs(tmp_path: Any) -> None:
                 page = await http.get("/contents", params={"name": "orders", **query})
                 assert len(rows_of(page)) == 50
                 assert gets() - before <= most
+
+
+ODD_KEYS = ["NaN", "1e999", "[1]", "{}", '{"x":1}', "true", "1,2", "", "null,null", '"x"', '"eA=="', "-1"]
+ODD_KEYS += ["9" * 400, "[" * 5000]
+
+
+@pytest.mark.parametrize("key", [str, bytes, int, float, Decimal, datetime])
+async def test_a_place_at_no_key_of_the_shard_is_refused(mem: ap.Client, key: type) -> None:
+    """Goal: whatever an address says of its place, it is a page, or a refusal that names the place."""
+    schema = ap.Schema(key, int)
+    async with mem.writer("s", schema) as writer:
+        await writer.compare_and_append([], 0, 1)
+    seen = set()
+    async with pages(mem) as http:
+        for text in ODD_KEYS:
+            query = {"name": "s", "after": RowPlace(text, 1, 1).text}
+            for address in ("/contents", "/value"):
+                page = await http.get(address, params=query)
+                seen.add(page.status_code)
+                assert page.status_code == 200 or "after=" in words(page) or "no such value" in words(page)
+    assert seen == {200, 400}
+
+
+async def test_an_instant_that_has_passed_at_rest(mem: ap.Client) -> None:
+    """Goal: nobody has written since the last commit, so its contents are those of then; the page says so,
+    and appends nothing."""
+    last = await mem.table("t", str, int).put("a", 1)
+    now = datetime.now(UTC)
+    async with pages(mem) as http:
+        for query in ({"at": now.isoformat()}, {"at": "now-0s"}, {"at": str(last + 1)}):
+            page = await http.get("/contents", params={"name": "t", **query})
+            assert rows_of(page) == [(None, ["a", "1"])]
+            assert "Nobody has written since then" in words(page)
+        page = await http.get("/contents", params={"name": "t", "changes": "1", "since": "now-0s"})
+        assert "Nothing changed" in words(page)
+        page = await http.get("/contents", params={"name": "t", "at": str(last)})
+        assert "Nobody has written since then" not in words(page)
+        later = (now + timedelta(days=1)).isoformat()
+        assert (await http.get("/contents", params={"name": "t", "at": later})).status_code == 425
+    assert await mem.upper("t") == Antichain(last + 1)

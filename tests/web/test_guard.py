@@ -52,6 +52,12 @@ async def test_a_token_is_needed_and_a_cookie_remembers_it(mem: ap.Client) -> No
         assert (await http.get("/")).status_code == 200
 
 
+async def test_an_address_with_line_ends_makes_no_header(mem: ap.Client) -> None:
+    async with browser(inspector(mem, token=TOKEN)) as http:
+        welcome = await http.get("/%0d%0aSet-Cookie:x=1?token=t0k3n")
+    assert welcome.headers["location"] == "./%0D%0ASet-Cookie%3Ax%3D1"
+
+
 async def test_a_program_sends_the_token_as_a_header(mem: ap.Client) -> None:
     async with browser(inspector(mem, token=TOKEN)) as http:
         for value, status in [(f"Bearer {TOKEN}", 200), ("Bearer", 401), ("Bearer é", 401), ("Basic x", 401)]:

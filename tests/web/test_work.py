@@ -83,6 +83,51 @@ async def test_a_form_of_another_site_is_refused(quiet_mem: ap.Client, change: s
     assert len((await quiet_mem.inspect("orders")).batches) == 5
 
 
+OWN, OTHER_PORT = {"Origin": "http://localhost"}, {"Origin": "http://localhost:8080"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 303),  # a program
+        (OWN, 303),
+        (OTHER_PORT, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({**OTHER_PORT, "Sec-Fetch-Site": "same-origin"}, 303),  # a proxy has changed Host
+        ({**OWN, "Sec-Fetch-Site": "cross-site"}, 403),
+    ],
+)
+async def test_a_form_comes_from_these_pages(
+    quiet_mem: ap.Client, headers: dict[str, str], status: int
+) -> None:
+    """Goal: plain HTTP beyond localhost, where browsers send no `Sec-Fetch-Site`."""
+    await filled(quiet_mem)
+    async with pages(quiet_mem, write=True) as http:
+        form = {**ORDERS, "action": "compact", "form": await secret_of(http)}
+        assert (await http.post("/do", data=form, headers=headers)).status_code == status
+        assert (await http.post("/usage", headers=headers)).status_code == status
+
+
+async def test_a_cookie_that_another_page_planted_opens_nothing(quiet_mem: ap.Client) -> None:
+    """Goal: cookies know no ports, so a page of another one can set this cookie; it cannot make a form."""
+    await filled(quiet_mem)
+    async with pages(quiet_mem, write=True) as http:
+        http.cookies.set("aiopersist_form", "planted")
+        for guess in ("planted", ""):
+            form = {**ORDERS, "action": "compact", "form": guess}
+            assert (await http.post("/do", data=form)).status_code == 403
+    assert len((await quiet_mem.inspect("orders")).batches) == 5
+
+
+async def test_a_form_is_taken_by_another_process(quiet_mem: ap.Client) -> None:
+    await filled(quiet_mem)
+    async with pages(quiet_mem, write=True) as one, pages(quiet_mem, write=True) as other:
+        form = {**ORDERS, "action": "fsck", "form": await secret_of(one)}
+        other.cookies = one.cookies
+        assert (await other.post("/do", data=form)).status_code == 303
+
+
 async def test_an_inspector_that_only_reads_offers_nothing(quiet_mem: ap.Client) -> None:
     await filled(quiet_mem)
     async with pages(quiet_mem) as http:

@@ -1,5 +1,5 @@
-"""What of the library worlds reach: pairs of a command and its outcome, how the short way of small appends
-ends, and the conditions of the commit loop, of settling and of the short way that went both ways."""
+"""What of the library worlds reach: pairs of a command and its outcome, how appends end, and the conditions
+of the commit loop, of settling and of appends that went both ways."""
 
 import ast
 import asyncio
@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from aiopersist.shard import commit
-from aiopersist.state.small_append import SmallAppend
-from aiopersist.write import outcome, session, small
+from aiopersist.shard.attempt import Attempt
+from aiopersist.state.writing import AppendHollow
+from aiopersist.write import append, pending, session
 
-MODULES = (commit, small, session, outcome)
+MODULES = (commit, append, session, pending)
 TOOL = 4  # of `sys.monitoring`; no other tool that Python names has it
 MONITORED_FROM, MONITORED_UNTIL = (3, 12), (3, 14)  # Pythons that tell both ways of a condition by one event
 Way = tuple[int, int]
@@ -32,8 +33,8 @@ class Covered:
     """See the header."""
 
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    short: Counter[str] = field(default_factory=Counter)
-    """How small appends ended."""
+    appends: Counter[str] = field(default_factory=Counter)
+    """How those of one shard ended."""
     branches: dict[CodeType, set[Way]] = field(default_factory=lambda: defaultdict(set))
     """The ways that conditions went; none where Python does not tell (`MONITORED_FROM`)."""
 
@@ -49,77 +50,61 @@ def watched() -> Iterator[Covered]:
     covered = Covered()
     with pytest.MonkeyPatch.context() as patch, _branches(covered.branches):
         _note_commands(patch, covered.outcomes)
-        _note_small(patch, covered.short)
+        _note_appends(patch, covered.appends)
         yield covered
 
 
 def _note_commands(patch: pytest.MonkeyPatch, outcomes: Counter[tuple[str, str]]) -> None:
-    run, version = commit._run, SmallAppend.version
+    plan = Attempt.plan
 
-    def noted_small(append: SmallAppend, *args: Any) -> Any:
-        result = version(append, *args)
-        outcomes["SmallAppend", "the general way" if result is None else "commit"] += 1
-        return result
+    def noted(attempt: Attempt, now: float) -> bool:
+        refused = plan(attempt, now)
+        what = "keep" if attempt.diff is None else "commit"
+        what = type(attempt.error).__name__ if refused else what
+        outcomes[type(attempt.command).__name__, what] += 1
+        return refused
 
-    def noted(intent: Any, now: float, attempts: list[Any], diffs: list[Any]) -> Any:
-        before = len(attempts)
-        result = run(intent, now, attempts, diffs)
-        refusal = isinstance(result, commit._Rejection)
-        what = type(result.error).__name__ if refusal else "commit" if len(attempts) > before else "keep"
-        outcomes[type(intent.command).__name__, what] += 1
-        return result
-
-    patch.setattr(commit, "_run", noted)
-    patch.setattr(SmallAppend, "version", noted_small)
+    patch.setattr(Attempt, "plan", noted)
 
 
-def _note_small(patch: pytest.MonkeyPatch, short: Counter[str]) -> None:
-    """Each end of the short way, what was settled of it, and why it was left."""
-    write, look, settle = commit._write, commit._look_at_all, session.settle
-    version, must_flush = SmallAppend.version, small.must_flush
+def _note_appends(patch: pytest.MonkeyPatch, appends: Counter[str]) -> None:
+    """Each end of an append, and what was settled of it."""
+    write, look, settle, full = commit._write, commit._look_at_all, session.settle, pending.must_flush
 
-    def is_small(attempts: Any) -> bool:
-        return isinstance(attempts[0].command, SmallAppend)
+    def is_append(attempts: Any) -> bool:
+        return len(attempts) == 1 and isinstance(attempts[0].command, AppendHollow)
 
-    async def noted_write(attempts: Any) -> bool:
-        if not is_small(attempts):
-            return await write(attempts)
+    async def noted_write(attempts: Any, **how: Any) -> bool:
+        if not is_append(attempts):
+            return await write(attempts, **how)
         try:
-            ours = await write(attempts)
+            ours = await write(attempts, **how)
         except (Exception, asyncio.CancelledError) as error:
-            short[type(error).__name__] += 1
+            appends[type(error).__name__] += 1
             raise
-        short["won" if ours else "lost"] += 1
+        appends["won" if ours else "lost"] += 1
         return ours
 
     async def noted_look(attempts: Any, cause: Any) -> bool | None:
         decided = await look(attempts, cause)
-        if is_small(attempts):
-            short[f"no answer, then {LOOKED[decided]}"] += 1
+        if is_append(attempts):
+            appends[f"no answer, then {LOOKED[decided]}"] += 1
         return decided
 
     async def noted_settle(slot: Any) -> Any:
         attempt = await settle(slot)
-        if attempt is not None and is_small([attempt]):
-            short["settled: happened" if attempt.happened else "settled: did not happen"] += 1
+        if attempt is not None and is_append([attempt]):
+            appends["settled: happened" if attempt.happened else "settled: did not happen"] += 1
         return attempt
 
-    def noted_version(append: SmallAppend, state: Any, now: float, token: str) -> Any:
-        result = version(append, state, now, token)
-        if result is None:
-            short["left: another upper" if state.upper != append.lower else "left: another rule"] += 1
-        return result
-
     def noted_flush(shard: Any) -> bool:
-        full = must_flush(shard)
-        short["left: no room"] += full
-        return full
+        appends["no room"] += (is_full := full(shard))
+        return is_full
 
     patch.setattr(commit, "_write", noted_write)
     patch.setattr(commit, "_look_at_all", noted_look)
     patch.setattr(session, "settle", noted_settle)
-    patch.setattr(SmallAppend, "version", noted_version)
-    patch.setattr(small, "must_flush", noted_flush)
+    patch.setattr(pending, "must_flush", noted_flush)
 
 
 LOOKED = {True: "it is there", False: "it is not", None: "it is vacant"}

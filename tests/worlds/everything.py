@@ -75,6 +75,7 @@ BESIDE = "racer"  # takes part by dice of its own, beside any others
 MORTALS = ("mortal", "undertaker")  # so do these, beyond the seeds that find planted bugs
 PLAYERS = ("player",)
 MORE_FROM = 1000
+FAR_FROM = 2 * MORE_FROM
 APART = (BESIDE, *MORTALS, *PLAYERS)
 OTHERS = [name for name, role in ROLES.items() if role.ends and not (role.on_events or name in APART)]
 
@@ -112,6 +113,20 @@ class Everything:
             weather = replace(weather, **{kind: min(MOSTLY * getattr(weather, kind), 0.5)})
         return weather
 
+    def with_strangers(self, weather: Weather) -> Weather:
+        """In some worlds something between answers, too: by dice of its own, beyond the seeds that find
+        planted bugs."""
+        dice = random.Random(f"strangers {self.world.seed}")
+        if self.world.seed < MORE_FROM or not weather.kinds or dice.random() < 0.5:
+            return weather
+        return replace(weather, foreign=dice.choice([0.01, 0.05]), dates=dice.choice([0.0, 0.02]))
+
+    def with_distances(self, weather: Weather) -> Weather:
+        """In some worlds some machines are far, likewise."""
+        dice = random.Random(f"distances {self.world.seed}")
+        is_drawn = self.world.seed >= FAR_FROM and dice.random() < 0.5
+        return replace(weather, far=0.3) if is_drawn else weather
+
     def drawn(self) -> list[str]:
         """The programs of this world."""
         kind = self.dice.random()
@@ -130,7 +145,7 @@ class Everything:
             old.fill(self.world)
             self.forever = old.STAGED
         await self.begin()
-        self.world.network.weather = self.some_weather()
+        self.world.network.weather = self.with_distances(self.with_strangers(self.some_weather()))
         self.observing = asyncio.create_task(self.observe())
         programs = asyncio.create_task(self.run_programs())
         if self.restores:
@@ -208,6 +223,7 @@ class Everything:
                 await players.check(self.scene, honest)
             await verdict.check(self.scene, honest, self.roles)
             await verdict.check_upkeep(self.scene, honest, self.forever)
+            await verdict.check_times(self.scene, honest)
             await verdict.check(self.scene, honest, self.roles)
         verdict.check_nothing_runs(self.scene)
         async with self.world.open(settings=self.scene.calm) as honest:

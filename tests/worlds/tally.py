@@ -54,7 +54,7 @@ def figures(
         "counts": dict(sorted(counts.items())),
         "pairs": len(covered.outcomes),
         "outcomes": {f"{command}: {what}": n for (command, what), n in sorted(covered.outcomes.items())},
-        "short way": dict(sorted(covered.short.items())),
+        "appends": dict(sorted(covered.appends.items())),
         "conditions that did not go both ways": covered.missing,
     }
 

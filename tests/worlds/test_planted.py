@@ -18,8 +18,14 @@ QUICKLY = (
     "collection_of_what_is_named",
     "truncation_to_any_version",
     "rollups_go_before_their_versions",
+    "a_status_that_decides",
 )
 """Bugs that are looked for in each run."""
+
+
+def seeds_of(name: str) -> range:
+    """Of the worlds that may show a bug."""
+    return range(BUGS[name].first, BUGS[name].first + SEEDS_MAX)
 
 
 @pytest.mark.parametrize("name", QUICKLY)
@@ -34,7 +40,7 @@ def test_it_is_found_quickly(name: str) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", SHOWN)
 def test_it_is_found(name: str) -> None:
-    found = search(BUGS[name], range(SEEDS_MAX))
+    found = search(BUGS[name], seeds_of(name))
     assert found is not None, f"{name} is not found in {SEEDS_MAX} worlds"
     print(found.seed, found.played, repr(found.error)[:300])
 
@@ -42,8 +48,9 @@ def test_it_is_found(name: str) -> None:
 def main(names: list[str]) -> None:
     logging.disable(logging.CRITICAL)
     for name in names or BUGS:
-        found = search(BUGS[name], range(SEEDS_MAX))
-        told = "not found" if found is None else f"{found.seed + 1} seeds, {found.played} of them played"
+        found = search(BUGS[name], seeds_of(name))
+        seeds = 0 if found is None else found.seed + 1 - BUGS[name].first
+        told = "not found" if found is None else f"{seeds} seeds, {found.played} of them played"
         print(f"| {BUGS[name].area} | {BUGS[name].name} | {told} |", flush=True)
 
 

@@ -14,6 +14,7 @@ BATCHES_MAX = 3  # of a shard that was compacted
 VERSIONS_MAX = 30  # of a shard that was collected
 AFTER_LEASES_S = 400.0
 FOREVER_S = 1e9
+AHEAD_S = 60.0
 
 
 async def check(scene: Scene, honest: ap.Client, roles: set[str]) -> None:
@@ -53,6 +54,15 @@ async def check(scene: Scene, honest: ap.Client, roles: set[str]) -> None:
         await check_stash(scene)
     if "heir" in roles:
         await old.check(scene, honest)
+
+
+async def check_times(scene: Scene, honest: ap.Client) -> None:
+    """No table was moved into the future, or beyond."""
+    latest = 1_000_000 * (scene.world.runtime.wall() + AHEAD_S)
+    there = {one.name for one in await honest.overview() if one.seqno is not None}
+    for name in there & {"counts", "money", "moves", "rows", "duty"}:
+        upper = await honest.upper(name)
+        assert upper.time < latest, f"{name} is at {upper}, now is {latest}"  # type: ignore[operator]
 
 
 def told(scene: Scene, role: str) -> int:

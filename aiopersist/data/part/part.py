@@ -224,7 +224,7 @@ def read_row_groups(
             table = file.read_row_groups(chosen, use_threads=large)
         except pa.ArrowNotImplementedError:  # 2 GiB of text in lists or structs, which one array cannot hold
             table = pa.concat_tables(file.read_row_group(number) for number in chosen)
-        return _as_stored(table, schema.arrow_schema)
+        return as_stored(table, schema.arrow_schema)
 
 
 def read_rows(
@@ -242,13 +242,13 @@ def read_rows(
     of_key, of_others = pa.schema([arrow.field("key")]), arrow.remove(arrow.get_field_index("key"))
     with _reading(schema):
         file = pq.ParquetFile(ranges.sequential_file(), metadata=index.metadata, pre_buffer=False)
-        keys = _as_stored(file.read_row_groups(row_groups, columns=["key"], use_threads=False), of_key)
+        keys = as_stored(file.read_row_groups(row_groups, columns=["key"], use_threads=False), of_key)
         rows = wanted.rows(keys.column("key"))
         if not rows:
             return empty_table(arrow)
         options = {"row_groups": row_groups, "columns": of_others.names, "use_threads": False}
         batches = file.iter_batches(batch_size=rows.stop, **options)
-        others = _as_stored(_within(batches, rows), of_others)
+        others = as_stored(_within(batches, rows), of_others)
     return wanted.of(pa.table([keys.column("key").slice(rows.start, len(rows)), *others.columns], arrow))
 
 
@@ -281,7 +281,7 @@ def iter_row_groups(
         file = pq.ParquetFile(ranges.sequential_file(), metadata=index.metadata, pre_buffer=False)
         for number in row_groups:
             for batch in file.iter_batches(batch_size=rows_max, row_groups=[number], use_threads=False):
-                yield _as_stored(pa.Table.from_batches([batch]), schema.arrow_schema)
+                yield as_stored(pa.Table.from_batches([batch]), schema.arrow_schema)
 
 
 def checked(index: PartIndex, offset: int, data: bytes, row_groups: Iterable[int]) -> bytes:
@@ -381,7 +381,7 @@ def _frontier(elements: list[Any]) -> Antichain:
     return Antichain(*(tuple(e) if isinstance(e, list) else e for e in elements))
 
 
-def _as_stored(table: pa.Table, wanted: pa.Schema) -> pa.Table:
+def as_stored(table: pa.Table, wanted: pa.Schema) -> pa.Table:
     """The table in the types that were written: Parquet has no seconds. Arrow's cast of a table is not used:
     it makes unsound lists of nulls."""
     if table.schema.equals(wanted):

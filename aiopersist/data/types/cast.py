@@ -12,8 +12,7 @@ from typing import Any
 from aiopersist.data.floats import canonical
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.plain import bool_scalar
-from aiopersist.data.refusal import Refusal
-from aiopersist.data.types.codec import short
+from aiopersist.data.refusal import Refusal, short
 from aiopersist.data.valid import list_of, null_where_none_may_be
 
 Array = Any
@@ -65,7 +64,7 @@ def _cast(array: Array, wanted: pa.DataType) -> Array:
     if is_.is_fixed_size_list(wanted) and _is_list(array.type):
         return _cast_fixed(array, wanted)
     if not same_kind(array.type, wanted):
-        raise Refusal(-1, f"{array.type} is no {wanted}")
+        raise Refusal(-1, f"expected {wanted}, got {array.type}")
     return _cast_leaf(array, wanted)
 
 
@@ -98,7 +97,7 @@ def _cast_leaf(array: Array, wanted: pa.DataType) -> Array:
         row = _first_lossy(array, wanted)
         if row < 0:
             raise Refusal(row, f"{len(array)} values in one chunk: {e}: give smaller chunks") from e
-        raise Refusal(row, f"{_text(array[row])} is no {wanted}: {e}") from e
+        raise Refusal(row, f"{_text(array[row])} does not fit {wanted}: {e}") from e
 
 
 def _text(value: pa.Scalar) -> str:
@@ -138,12 +137,15 @@ def _casts(array: Array, wanted: pa.DataType) -> bool:
 
 
 def _cast_struct(array: Array, wanted: pa.DataType) -> Array:
+    """By the names of the fields. An optional one that is not given is null, as in a row."""
     given = [field.name for field in array.type]
-    names = [field.name for field in wanted]
-    if sorted(given) != sorted(names):
+    names = {field.name: field.nullable for field in wanted}
+    lacks = [name for name, optional in names.items() if name not in given and not optional]
+    if lacks or len(set(given)) < len(given) or not names.keys() >= {*given}:
         raise Refusal(-1, f"a struct of {sorted(given)} where the fields are {sorted(names)}")
     parts = dict(zip(given, array.flatten(), strict=True))
-    children = [_cast(parts[field.name], field.type) for field in wanted]
+    absent = pa.nulls(len(array))
+    children = [_cast(parts.get(field.name, absent), field.type) for field in wanted]
     mask = array.is_null() if array.null_count else None
     return pa.StructArray.from_arrays(children, fields=list(wanted), mask=mask)
 

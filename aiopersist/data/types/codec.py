@@ -22,7 +22,7 @@ from zoneinfo import ZoneInfo
 from aiopersist.data.floats import canonical, exact_float, narrowed
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.plain import bool_scalar, made_by_buffers, plain_array
-from aiopersist.data.refusal import Refusal
+from aiopersist.data.refusal import Refusal, short, unexpected
 from aiopersist.data.valid import check_array, null_where_none_may_be
 from aiopersist.errors import Unsupported
 
@@ -79,7 +79,7 @@ class Field(NamedTuple):
         types = set(map(type, values))
         if NONE in types and not self.nullable:
             row = next(i for i, v in enumerate(values) if v is None)
-            raise Refusal(row, f"null where {self.codec.name} is wanted")
+            raise Refusal(row, f"expected {_called(self.codec)}, got None")
         if not isinstance(self.codec, BuiltIn):
             return _encode_own(self.codec, values, has_nulls=NONE in types)
         array = self.codec.build(values, types)
@@ -139,13 +139,9 @@ def first_failure(values: Sequence[Any], attempt: Callable[[Sequence[Any]], obje
     return good, "refused together with other rows"
 
 
-def short(value: object) -> str:
-    """The repr of a value, cut where it is long; its type if it has none."""
-    try:
-        text = repr(value)
-    except Exception:  # that of a class may fail
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= 60 else text[:57] + "..."
+def _called(codec: Codec) -> str:
+    """What Python calls the values of a codec."""
+    return codec.accepted[0].__name__ if isinstance(codec, Plain) else codec.name
 
 
 class Plain(BuiltIn):
@@ -168,7 +164,7 @@ class Plain(BuiltIn):
             array = convert(values, types)
         except (pa.ArrowException, ArithmeticError, UnicodeError, ValueError, TypeError) as e:
             row, reason = first_failure(values, lambda some: convert(some, types))
-            raise Refusal(row, f"{short(values[row])} is no {self.name}: {reason}") from e
+            raise Refusal(row, f"{short(values[row])} does not fit {self.name}: {reason}") from e
         return array
 
     def decode(self, array: pa.Array) -> list[Any]:
@@ -202,7 +198,9 @@ class Plain(BuiltIn):
             )
             finer = getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0)  # as pandas has them
             if value is not None and (wrong or finer or not isinstance(value, self.accepted)):
-                raise Refusal(row, f"{short(value)} ({type(value).__name__}) is no {self.name}")
+                fine = finer and not wrong and isinstance(value, self.accepted)
+                finer_than = f"{short(value)} is finer than {self.name}"
+                raise Refusal(row, finer_than if fine else unexpected(value, _called(self)))
 
     def _check_values(self, values: Sequence[Any]) -> None:
         """Refuse values that Arrow would accept and change."""

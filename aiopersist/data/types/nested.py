@@ -20,8 +20,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from aiopersist.data.lazy import pa
-from aiopersist.data.refusal import Refusal, TooMuchText
-from aiopersist.data.types.codec import NONE, BuiltIn, Field, first_failure, scatter, short
+from aiopersist.data.refusal import Refusal, TooMuchText, short, unexpected
+from aiopersist.data.types.codec import NONE, BuiltIn, Field, first_failure, scatter
 from aiopersist.data.valid import list_of, raise_first
 from aiopersist.errors import Unsupported
 
@@ -39,7 +39,7 @@ class Lists(BuiltIn):
     def build(self, values: Sequence[Any], types: set[type]) -> pa.Array:
         for wrong in {t for t in types if not issubclass(t, list | tuple | NONE)}:
             row = next(i for i, v in enumerate(values) if type(v) is wrong)
-            raise Refusal(row, f"{short(values[row])} ({wrong.__name__}) is no {self.name}")
+            raise Refusal(row, unexpected(values[row], self.name))
         elements: list[Any] = []
         ends = [0]
         for value in values:
@@ -109,7 +109,7 @@ class Structs(BuiltIn):
             if value is None:
                 continue
             if not isinstance(value, dict):
-                raise Refusal(row, f"{short(value)} ({type(value).__name__}) is no dict for {self.name}")
+                raise Refusal(row, unexpected(value, f"a dict for {self.name}"))
             if not required <= value.keys() <= self.fields.keys():
                 missing, unknown = required - value.keys(), value.keys() - self.fields.keys()
                 fault = f"lacks {sorted(missing)}" if missing else f"has unknown {sorted(unknown, key=str)}"
@@ -157,7 +157,7 @@ class Instances(Structs):
             if value is None:
                 continue
             if not isinstance(value, self.cls):
-                raise Refusal(row, f"{short(value)} ({type(value).__name__}) is no {self.name}")
+                raise Refusal(row, unexpected(value, self.name))
             if more := sorted(_fields_of(type(value)) - self.fields.keys()):
                 raise Refusal(row, f"{short(value)} ({type(value).__name__}) has {more}, {self.name} has not")
 

@@ -9,8 +9,8 @@ from uuid import UUID
 
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.plain import bool_scalar
-from aiopersist.data.refusal import Refusal
-from aiopersist.data.types.codec import NONE, BuiltIn, short
+from aiopersist.data.refusal import Refusal, short, unexpected
+from aiopersist.data.types.codec import NONE, BuiltIn
 from aiopersist.errors import Unsupported
 
 
@@ -23,7 +23,7 @@ class Uuids(BuiltIn):
         self.arrow_type = pa.binary(16)
 
     def build(self, values: Sequence[Any], types: set[type]) -> pa.Array:
-        _refuse_others(values, types, UUID, self.name)
+        _refuse_others(values, types, UUID, "UUID")
         return pa.array([None if v is None else v.bytes for v in values], self.arrow_type)
 
     def decode(self, array: pa.Array) -> list[Any]:
@@ -75,4 +75,4 @@ def _refuse_others(values: Sequence[Any], types: set[type], cls: type, name: str
         return
     for row, value in enumerate(values):
         if value is not None and not isinstance(value, cls):
-            raise Refusal(row, f"{short(value)} ({type(value).__name__}) is no {name}")
+            raise Refusal(row, unexpected(value, name))

@@ -169,6 +169,11 @@ def _rebuild(key: Field, val: Field, time: int, own: dict[str, str]) -> Schema[A
     return schema
 
 
+def with_fields(schema: Schema[K, V, T], key: Field, val: Field) -> Schema[K, V, T]:
+    """The schema with these fields, and the same times and own codecs."""
+    return _rebuild(key, val, schema.time, schema.own)
+
+
 def _own_names(path: str, field: Field) -> Iterator[tuple[str, str]]:
     """The own codecs at `path` and below it, by dotted path."""
     codec = field.codec

@@ -12,7 +12,8 @@ rest. So the same updates always give the same rows. For contents, whose sums ar
 
 The size alone decides how the rows are sorted; the result is the same. A few rows are sorted as Python
 tuples, since the entry into each kernel takes longer; some thousands by pyarrow; more by polars, which is
-then twice as fast, but makes its own copy of the columns.
+then twice as fast, but makes its own copy of the columns. In a child of a fork that came after polars was
+imported, pyarrow sorts all of them; lists, which it cannot sort, are refused there (`InvalidUsage`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from functools import reduce
 from typing import Any
 
 from aiopersist.data.jsonable import to_json
-from aiopersist.data.lazy import pa, pc, pl
+from aiopersist.data.lazy import pa, pc, pl, polars_works
 from aiopersist.data.plain import int64_array, int64_scalar
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.codec import Field
@@ -71,7 +72,8 @@ def _consolidate(table: pa.Table, *, final: Schema[Any, Any, Any] | None) -> pa.
     with suppress(pa.ArrowInvalid):  # 2 GiB of text in the result, which one array cannot hold
         if table.num_rows <= SMALL_ROWS:
             return _taken(table, _sums(row_keys(table, names), table.column("diff").to_pylist()), final)
-        if table.num_rows <= MEDIUM_ROWS and not any(map(has_lists, _types(table, names))):
+        without_polars = table.num_rows <= MEDIUM_ROWS or not polars_works()
+        if without_polars and not any(map(has_lists, _types(table, names))):
             return _medium(table, names, final)
     return _large(table, names, final)
 
@@ -119,7 +121,7 @@ def _medium(table: pa.Table, names: list[str], final: Schema[Any, Any, Any] | No
         flatten(table.column(name), leaves)
     keys = [key for leaf in leaves for key in _sort_keys(leaf)]
     if not keys:
-        return _large(table, names, final)
+        return _taken(table, [(0, sum(table.column("diff").to_pylist()))], final)
     columns = pa.table(keys, [str(i) for i in range(len(keys))])
     by = [(name, "ascending") for name in columns.column_names]
     order = pc.sort_indices(columns, sort_keys=by)

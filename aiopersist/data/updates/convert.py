@@ -23,9 +23,9 @@ from pydantic import BaseModel
 
 from aiopersist.data.lazy import ipc, pa, pc
 from aiopersist.data.plain import bool_scalar, empty_table, int64_array
-from aiopersist.data.refusal import Refusal, TooMuchText
+from aiopersist.data.refusal import Refusal, TooMuchText, short
 from aiopersist.data.types.cast import cast_column
-from aiopersist.data.types.codec import Field, short
+from aiopersist.data.types.codec import Field
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.valid import check_table
 from aiopersist.errors import InvalidUpdate
@@ -70,7 +70,8 @@ def to_table(
 
 def rough_bytes(row: Any) -> int:
     """The approximate bytes of text, bytes and lists in a row: they tell large rows from small ones."""
-    return sum(map(_rough, row)) if isinstance(row, tuple | list) else 0
+    values = row if isinstance(row, tuple | list) else ()
+    return sum([len(v) if type(v) is str else _rough(v) for v in values if type(v) not in _FLAT])
 
 
 def _rough(value: Any, depth: int = 4) -> int:

@@ -6,7 +6,16 @@ A call takes a list of rows, or another collection, as the call begins (`taken`)
 items of an iterator, chunk by chunk (`convert.py`). The taken updates share no memory with the given ones.
 """
 
-from collections.abc import AsyncIterable, Iterable, Mapping, MappingView, MutableSequence, Set
+from collections.abc import (
+    AsyncIterable,
+    Iterable,
+    Mapping,
+    MappingView,
+    MutableSequence,
+    Sequence,
+    Set,
+    Sized,
+)
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from aiopersist.frontier import Time
@@ -39,8 +48,18 @@ GivenRows: TypeAlias = Arrow | Chunks | Iterable[Row[K, V]] | AsyncIterable[Row[
 """`(key, val)` or `(key, val, diff)`: the time is picked by the library."""
 
 
-GivenEntries: TypeAlias = Mapping[K, V] | Iterable[tuple[K, V]] | Arrow | Iterable[Arrow]
+GivenEntries: TypeAlias = (
+    Mapping[K, V] | Iterable[tuple[K, V]] | Iterable[Mapping[K, V]] | Arrow | Iterable[Arrow]
+)
 """Entries of a table: a mapping, `(key, val)` pairs, Arrow data, or an iterator of these."""
+
+
+def can_be_taken_again(given: Any) -> bool:
+    """Not an iterator, even if it has a length, as a progress bar has."""
+    is_arrow = hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__")
+    return isinstance(given, Sequence | Set | Mapping | MappingView) or (
+        is_arrow and isinstance(given, Sized)
+    )
 
 
 def taken(updates: Any) -> Any:

@@ -48,6 +48,11 @@ class Tiny(NamedTuple):
             return self.columns
         return batch_of(self.columns, self.schema.arrow_schema, self.rows)
 
+    @property
+    def table(self) -> pa.Table:
+        """The same as a table."""
+        return pa.Table.from_batches([self.batch])
+
     def message(self) -> bytes:
         """The rows as an inline part."""
         plain = plain_types(self.schema)
@@ -84,7 +89,7 @@ def tiny(updates: Any, schema: Schema[Any, Any, Any]) -> Tiny | None:
         return None
     try:
         if str in plain.kinds:
-            size = sum(map(_width, plain.kinds, columns))
+            size = sum(map(_width, plain.kinds[:2], columns)) + TIME_AND_DIFF_BYTES * len(columns[0])
         return Tiny(len(rows), _columns(rows, plain, schema), schema, least, greatest, size)
     except (pa.ArrowException, OverflowError, UnicodeError):
         return None
@@ -200,7 +205,7 @@ _SIZES: dict[type, Callable[[Any], int | None]] = {
 def _width(kind: type, values: Sequence[Any]) -> int:
     if kind is bytes:
         return sum(map(len, values))
-    return 8 * len(values) if kind is int else sum(len(value.encode()) for value in values)
+    return 8 * len(values) if kind is int else sum(map(len, map(str.encode, values)))
 
 
 def _summed(
@@ -223,6 +228,6 @@ def _columns(
 ) -> tuple[Buffers, ...] | pa.RecordBatch:
     columns = zip(*rows, strict=True) if rows else ((), (), (), ())
     if plain.encoders is not None:
-        return tuple(encode(column) for encode, column in zip(plain.encoders, columns, strict=True))
+        return tuple([encode(column) for encode, column in zip(plain.encoders, columns, strict=True)])
     arrays = [make(column) for make, column in zip(plain.makers, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema.arrow_schema)

@@ -5,17 +5,22 @@ and lists see every completed write. A value above 8 MiB goes in parts, and appe
 request. The layer above repeats requests.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote
 
+from aiopersist.errors import StorageUnavailable
 from aiopersist.storage.address import Address
 from aiopersist.storage.blob import Blob
-from aiopersist.storage.clouds.client import CloudClient
+from aiopersist.storage.clouds.client import PAGE, CloudClient
 from aiopersist.storage.clouds.places import options_of, place_of
+from aiopersist.storage.identity import BLOB_KEY
 from aiopersist.storage.keys import check_blob_key
 from aiopersist.storage.objects.served import conditional_puts
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
 
 
 class CloudBlob(Blob):
@@ -46,10 +51,8 @@ class CloudBlob(Blob):
         return None if found is None else found[0]
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
-        name = self._name(key)
-        if length > 0:
-            return await self._client.get_range(name, offset, length)
-        return b"" if await self._client.is_there(name) else None
+        found = await self._client.get_range(self._name(key), offset, max(length, 1))
+        return None if found is None else found[:length]
 
     async def set(self, key: str, data: bytes | memoryview) -> None:
         # a cancelled call leaves the driver with the data for a while, and the caller may change them
@@ -63,11 +66,37 @@ class CloudBlob(Blob):
         folder = self._quoted(prefix[: prefix.rfind("/") + 1])
         if any(part in ("", ".", "..") for part in folder.split("/")[:-1]):  # no key begins with it
             return
-        async with aclosing(self._client.names(folder)) as names:
+        found = self._client.names(folder) if not self._client.place.takes_any_list else self._all(folder)
+        async with aclosing(found) as names:
             async for meta in names:
                 key = self._key(meta["path"])
                 if key.startswith(prefix) and not key.endswith("/"):
                     yield key, meta["size"]
+
+    async def _all(self, folder: str) -> AsyncGenerator["ObjectMeta", None]:
+        """The objects below a folder, where the driver takes any document for a list, and one of something
+        between for the end of it. So an end behind whole pages counts once the store has shown, by a list
+        that is not empty, that it answers lists, and has said the same again."""
+        last, is_checked = "", False
+        while True:
+            passed = 0
+            async with aclosing(self._client.names(folder, last)) as names:
+                async for meta in names:
+                    if meta["path"] > last:  # some servers ignore it
+                        passed, last = passed + 1, meta["path"]
+                        yield meta
+            if passed % PAGE or (is_checked and not passed):
+                return
+            await self._check_lists()
+            is_checked = True
+
+    async def _check_lists(self) -> None:
+        """`StorageUnavailable` if something between answers lists: each location has `BLOB_KEY`."""
+        async with aclosing(self._client.names("", BLOB_KEY[:-1])) as names:
+            async for _ in names:
+                return
+        if await self._client.get(BLOB_KEY) is not None:
+            raise StorageUnavailable(f"{self!r}: list: the answers are not the store's")
 
     async def facts(self) -> dict[str, str]:
         return self._client.facts()

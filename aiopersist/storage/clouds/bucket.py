@@ -1,4 +1,9 @@
-"""The objects that consensus needs, in a store that obstore knows and that obeys conditions."""
+"""The objects that consensus needs, in a store that obstore knows and that obeys conditions.
+
+The driver shows neither headers nor bodies of successes. For S3 and Google it takes every document for a
+list, and one of a proxy for an empty one. So there a list that ends counts only if it shows something that
+surely is there: a version of the key, or what lies behind the key's folder.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,11 +13,13 @@ from typing import Self
 from aiopersist.errors import StorageUnavailable
 from aiopersist.runtime import Runtime
 from aiopersist.storage.address import Address
-from aiopersist.storage.clouds.client import CloudClient, tag_of
+from aiopersist.storage.clouds.client import PAGE, CloudClient
 from aiopersist.storage.clouds.date import date_of
 from aiopersist.storage.clouds.places import place_of
+from aiopersist.storage.objects.answers import tag_of
 from aiopersist.storage.objects.bucket import Object, Tagged
 from aiopersist.storage.objects.clock import ServerClock
+from aiopersist.storage.objects.names import PROBE
 from aiopersist.storage.objects.served import ServedBucket
 
 CLOCK_FRESH_S = 60.0  # what an answer has told of the clock; the clocks of a machine that slept stood still
@@ -23,6 +30,7 @@ class CloudBucket(ServedBucket[CloudClient]):
 
     def __init__(self, client: CloudClient, runtime: Runtime) -> None:
         super().__init__(client, ServerClock(runtime))
+        self.seeks = client.place.scheme != "az"  # Azure begins each list at the first name
         self._runtime = runtime
         self._asking = asyncio.Lock()
         self._asked = 0.0
@@ -37,23 +45,53 @@ class CloudBucket(ServedBucket[CloudClient]):
 
     async def get(self, name: str) -> Object | None:
         found = await self._client.get(name)
+        if found is not None and not found[1]:
+            raise self._foreign("the answer has no ETag")
         return None if found is None else Object(*found)
 
     async def find(self, prefix: str, *, after: str = "", limit: int | None = None) -> list[Tagged]:
-        found = list[Tagged]()
-        folder = prefix[: prefix.rfind("/") + 1]
+        found, passed, last = list[Tagged](), 0, after
+        folder = self._listed_folder(prefix)
         async with aclosing(self._client.names(folder, after)) as names:
             async for meta in names:
+                passed, last = passed + 1, meta["path"]
+                if not last.startswith(prefix) and last > max(prefix, after):
+                    return found  # the store shows what lies behind
                 if meta["path"].startswith(prefix) and meta["path"] > after:  # some servers ignore `after`
-                    found.append(Tagged(meta["path"], tag_of(meta)))
+                    found.append(Tagged(meta["path"], tag_of(meta["e_tag"])))
                     if len(found) == limit:
-                        break
+                        return found
+        if self._client.place.takes_any_list and passed % PAGE == 0:
+            await self._check_end(folder, max(folder, last))
         return found
 
     async def folders(self, prefix: str) -> list[str]:
         folder = prefix[: prefix.rfind("/") + 1]
-        found = await self._client.folders(folder)
+        found, beside = await self._client.folders(folder)
+        if self._client.place.takes_any_list and PROBE not in beside and await self.get(PROBE):
+            raise self._foreign("a list of all keys has no end")
         return [path.removeprefix(prefix) for path in found if path.startswith(prefix)]
+
+    def _listed_folder(self, prefix: str) -> str:
+        """The folder to list for what begins with `prefix`. Where the driver takes any document for a list,
+        it is that of the key, which is not empty while the key has a version."""
+        end = prefix.find("/") if self._client.place.takes_any_list else prefix.rfind("/")
+        return prefix[: end + 1]
+
+    async def _check_end(self, folder: str, after: str) -> None:
+        """`StorageUnavailable` unless the store itself says that a folder has nothing after that name: by
+        what lies behind the folder, at the end `PROBE`. Before there is one, an empty list is believed."""
+        async with aclosing(self._client.names("", after)) as names:
+            async for meta in names:
+                if meta["path"] > after:
+                    if meta["path"].startswith(folder):
+                        raise self._foreign("two lists contradict each other")
+                    return
+        if await self.get(PROBE):
+            raise self._foreign("a list has no end")
+
+    def _foreign(self, why: str) -> StorageUnavailable:
+        return StorageUnavailable(f"{self!r}: {why}, so it is not the store's")
 
     async def delete(self, names: Sequence[str]) -> None:
         await self._client.delete(names)
@@ -71,6 +109,9 @@ class CloudBucket(ServedBucket[CloudClient]):
 
     async def clock(self) -> float:
         self._client.check_open()
+        return await self._asked_clock(self._ask_clock)
+
+    async def _ask_clock(self) -> None:
+        place = self._client.place
         sent = self._asked = self._clock.sent()
-        self._clock.answered(await date_of(self._client.place.server, self._client.place.scheme), sent)
-        return self._told(f"{self._client.place.scheme}: clock: the Date is none")
+        self._clock.answered(await date_of(place.server, place.scheme), sent)

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import obstore
 
 from aiopersist.resource import run_bounded
+from aiopersist.runtime import OwnProcess
 from aiopersist.storage.clouds import errors as errors
 from aiopersist.storage.clouds.places import CloudPlace
 from aiopersist.storage.keys import closed
+from aiopersist.storage.objects.answers import ForeignAnswer, is_page, tag_of
 
 if TYPE_CHECKING:
-    from obstore import ListStream, ObjectMeta, PutResult
+    from obstore import ListStream, ObjectMeta
 
 T = TypeVar("T")
 
@@ -29,6 +31,8 @@ PART_BYTES = 8 * MIB  # above it, parts in parallel are faster than one stream
 PARTS_AT_ONCE = 4
 CLOSE_TIMEOUT_S = 5.0
 
+_threads: OwnProcess | None = None  # of the driver, which begins them once in a process, and never in a child
+
 
 class CloudClient:
     """Requests to `place`. `what` names the store in errors."""
@@ -36,6 +40,7 @@ class CloudClient:
     def __init__(self, place: CloudPlace, what: str) -> None:
         self.place = place
         self._what = what
+        self._process = OwnProcess(what)
         self._store = place.store
         self._gate = asyncio.Semaphore(REQUESTS_AT_ONCE)
         self._left: set[asyncio.Future[Sequence[ObjectMeta]]] = set()
@@ -46,6 +51,10 @@ class CloudClient:
         return self.place.shown
 
     def check_open(self) -> None:
+        global _threads
+        _threads = _threads or OwnProcess("the driver of the store")
+        _threads.check()
+        self._process.check()
         if self._closed:
             raise closed(self._what)
 
@@ -72,7 +81,9 @@ class CloudClient:
 
         async def read() -> tuple[bytes, str]:
             found = await obstore.get_async(self._store, name)
-            return bytes(await found.bytes_async()), tag_of(found.meta)
+            if is_page(found.attributes.get("Content-Type")):
+                raise ForeignAnswer
+            return bytes(await found.bytes_async()), tag_of(found.meta["e_tag"])
 
         return await self.ask("get", read, none_if=errors.is_missing)
 
@@ -89,10 +100,6 @@ class CloudClient:
 
         return await self.ask("get_range", read, none_if=errors.is_missing)
 
-    async def is_there(self, name: str) -> bool:
-        head = partial(obstore.head_async, self._store, name)
-        return await self.ask("head", head, none_if=errors.is_missing) is not None
-
     async def put(self, name: str, data: bytes) -> None:
         """Write an object, above `PART_BYTES` in parts of this size."""
         options: dict[str, Any] = {"use_multipart": False}
@@ -103,9 +110,14 @@ class CloudClient:
     async def create(self, name: str, data: bytes) -> str | None:
         """Write an object that is not there; its tag, `None` if it is there. Servers that know no conditions
         write it again."""
-        put = partial(obstore.put_async, self._store, name, data, mode="create", use_multipart=False)
-        answer = await self.ask("set", put, none_if=errors.is_there, writing=True)
-        return None if answer is None else tag_of(answer)
+
+        async def put() -> str:
+            answer = await obstore.put_async(self._store, name, data, mode="create", use_multipart=False)
+            if self.place.has_generations and not answer["version"]:
+                raise ForeignAnswer
+            return tag_of(answer["e_tag"])
+
+        return await self.ask("set", put, none_if=errors.is_there, writing=True)
 
     async def names(self, folder: str, after: str = "") -> AsyncGenerator["ObjectMeta", None]:
         """The objects below a folder, which ends in a slash or is empty, in the order of their names. Servers
@@ -116,11 +128,12 @@ class CloudClient:
             for meta in page:
                 yield meta
 
-    async def folders(self, folder: str) -> list[str]:
-        """The folders directly in a folder, without a slash at their ends."""
+    async def folders(self, folder: str) -> tuple[list[str], list[str]]:
+        """The folders directly in a folder, without a slash at their ends, and the objects beside them."""
         listed = partial(obstore.list_with_delimiter_async, self._store, folder.rstrip("/") or None)
         found = await self.ask("list", listed)
-        return [] if found is None else [path.rstrip("/") for path in found["common_prefixes"]]
+        assert found is not None
+        return [path.rstrip("/") for path in found["common_prefixes"]], [o["path"] for o in found["objects"]]
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete these objects; those that are absent are fine."""
@@ -142,6 +155,7 @@ class CloudClient:
 
     async def aclose(self) -> None:
         """The driver closes the connections with its store, which nothing else refers to then."""
+        self._process.check()
         self._closed = True
         if self._left:
             await asyncio.wait(self._left, timeout=CLOSE_TIMEOUT_S)
@@ -167,12 +181,6 @@ class CloudClient:
         self._left.discard(request)
         if not request.cancelled():
             request.exception()  # nobody waits for it
-
-
-def tag_of(meta: "ObjectMeta | PutResult") -> str:
-    """The tag of an object; empty if the server says none. Servers quote it in the header and may not do so
-    in a list."""
-    return (meta["e_tag"] or "").strip('"')
 
 
 async def _true(request: Callable[[], Awaitable[None]]) -> bool:

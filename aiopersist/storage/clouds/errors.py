@@ -1,9 +1,10 @@
 """The meaning of the errors of obstore.
 
 A request that surely was not carried out, or that only read, is `StorageUnavailable`; a write whose answer is
-lost is `Indeterminate`. The driver has few types, so the status, the code of the server and the kind of a
-failed connection are taken from its text. A text of this library holds these and the place: the driver's has
-the address of the request, and whatever the server says.
+lost, or is not the store's own (`objects/answers.py`), is `Indeterminate`. The driver has few types, and
+makes them of the status alone. So the status, the code in the body and the kind of a failed connection are
+taken from its text. A text of this library holds these and the place: the driver's has the address of the
+request, and whatever the server says.
 """
 
 import re
@@ -13,29 +14,30 @@ from obstore import exceptions as driver
 from aiopersist.errors import Error, Indeterminate, StorageUnavailable
 from aiopersist.storage.objects import answers
 
-_STATUS = re.compile(r"non-2xx status code: (\d{3})")
-_CODE = re.compile(r"<Code>(\w+)</Code>")
+_STATUS = re.compile(r"non-2xx status code: (\d{3})[^:]*: (.*?)(?:\n\nDebug source:|\Z)", re.DOTALL)
 _OF_SEVERAL = re.compile(r"^Debug source|\(code: (\w+)\)", re.MULTILINE)
 _KIND = re.compile(r"HttpError \{\s*kind: (\w+)")
 _OF_CREDENTIALS = re.compile(r"token request|Error performing \w+ https?://169\.254\.")
 _BEYOND_THE_END = re.compile(r"StartTooLarge|bytes 0--1/0")  # also as azurite says it of an empty object
-_NO_PLACE = {"ContainerNotFound", "NoSuchBucket"}
+_MISSING = {"NoSuchKey", "BlobNotFound", "ResourceNotFound", "404"}  # the last of one name of several
 _THERE = {"BlobAlreadyExists", "ConditionNotMet", "PreconditionFailed"}
 
 
 def is_missing(error: BaseException) -> bool:
-    """Whether there is no such object; a place that is not there is an error."""
-    code = _code(str(error))
-    return code == "NoSuchKey" or (isinstance(error, FileNotFoundError) and code not in _NO_PLACE)
+    """Whether the store says that there is no such object; a place that is not there is an error. Azure says
+    so by a status of its own for each name of several."""
+    if not isinstance(error, driver.BaseError | FileNotFoundError):
+        return False
+    text = str(error)
+    return _code(text) in _MISSING or (not _status(text) and _code(text) == "404")
 
 
 def is_there(error: BaseException) -> bool:
-    """Whether a creation was refused, because the object is there. The driver also says so of conflicts that
-    decide nothing, as S3 answers them to creations beside a deletion."""
+    """Whether the store refused a creation, because the object is there. The driver also says so of any page,
+    and of conflicts that decide nothing, as S3 answers them to creations beside a deletion."""
     if not isinstance(error, driver.AlreadyExistsError | driver.PreconditionError):
         return False
-    text = str(error)
-    return _status(text) in (304, 412) or _code(text) in _THERE
+    return _code(str(error)) in _THERE
 
 
 def is_beyond_the_end(error: BaseException) -> bool:
@@ -43,7 +45,7 @@ def is_beyond_the_end(error: BaseException) -> bool:
     if not isinstance(error, driver.BaseError):
         return False
     text = str(error)
-    return _status(text) == 416 or _BEYOND_THE_END.search(text) is not None
+    return _code(text) == "InvalidRange" or _BEYOND_THE_END.search(text) is not None
 
 
 def mapped(error: Exception, place: str, op: str, *, writing: bool) -> Exception:
@@ -75,8 +77,10 @@ def _status(text: str) -> int:
 
 
 def _code(text: str) -> str:
-    """The code that the server gave, or an empty text."""
-    found = _CODE.search(text) or _OF_SEVERAL.search(text)
+    """The code that the store gave, or an empty text."""
+    if answer := _STATUS.search(text):
+        return answers.code_in(answer[2])
+    found = _OF_SEVERAL.search(text)
     return (found[1] or "") if found else ""
 
 

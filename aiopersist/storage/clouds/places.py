@@ -42,6 +42,17 @@ class CloudPlace(NamedTuple):
     deletes: int
     """Names that one request deletes."""
 
+    @property
+    def takes_any_list(self) -> bool:
+        """Whether the driver takes every document for a list: one that is none, as a page for people, is a
+        list of nothing."""
+        return self.scheme != "az"
+
+    @property
+    def has_generations(self) -> bool:
+        """Whether the store's answer to each put has a number."""
+        return self.scheme == "gs"
+
 
 class _Cloud(NamedTuple):
     product: str

@@ -25,7 +25,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import FileIO
 from itertools import islice
@@ -33,9 +33,9 @@ from typing import TypeVar
 
 from aiopersist.errors import InvalidUsage, StorageUnavailable, Unsupported
 from aiopersist.runtime import SYSTEM, Runtime
-from aiopersist.storage.blob import Blob
+from aiopersist.storage.blob import Blob, NotDeleted
 from aiopersist.storage.files.held_folders import HeldFolders, remove_empty
-from aiopersist.storage.folders import fsync, make_folder, make_root, mapped
+from aiopersist.storage.folders import forbidden, fsync, give, make_folder, make_root, mapped, may_write
 from aiopersist.storage.keys import check_blob_key, closed
 from aiopersist.threads import Threads
 
@@ -87,7 +87,7 @@ class FilesBlob(Blob):
         await self._run(lambda: self._write(path, data))
 
     async def delete(self, keys: Sequence[str]) -> None:
-        paths = [self._path(key) for key in keys]
+        paths = {self._path(key): key for key in keys}
         await self._run(lambda: self._remove(paths))
 
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
@@ -97,6 +97,7 @@ class FilesBlob(Blob):
                 yield key, size
 
     async def aclose(self) -> None:
+        self._threads.process.check()
         self._closed = True
         if self._busy:
             await Threads(1, "aiopersist files, closing").run(self._wait_until_idle)
@@ -104,6 +105,7 @@ class FilesBlob(Blob):
         self._folders.close()
 
     async def _run(self, work: Callable[[], T]) -> T:
+        self._threads.process.check()
         if self._closed:
             raise closed("blob store")
         with self._idle:
@@ -119,7 +121,7 @@ class FilesBlob(Blob):
             try:
                 return work()
             except OSError as error:
-                raise mapped(error, self._root) from error
+                raise mapped(error, str(error.filename or self._root)) from error
             finally:
                 self._leave()
 
@@ -166,12 +168,24 @@ class FilesBlob(Blob):
         except BaseException as error:
             if isinstance(error, FileNotFoundError):  # another process removed folders that exist for us
                 self._has_tmp = False
-            _remove([tmp])
+            with suppress(OSError):
+                os.unlink(tmp)
+            if isinstance(error, PermissionError):
+                self._check_writable(tmp, path)
             raise
+
+    def _check_writable(self, *paths: str) -> None:
+        """`StorageUnavailable` that names the first folder which another user made and this one may not
+        write."""
+        for path in paths:
+            for folder in reversed([path, *_above(path, self._root)]):
+                if os.path.isdir(folder) and not may_write(folder):
+                    raise forbidden(folder)
 
     def _write_tmp(self, tmp: str, data: bytes | memoryview) -> None:
         fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         try:
+            give(fd, self._root)
             rest = memoryview(data).cast("B")
             while rest:
                 rest = rest[os.write(fd, rest) :]
@@ -210,11 +224,24 @@ class FilesBlob(Blob):
             make_folder(folder, durable=self._fsync)
             self._has_tmp = True
 
-    def _remove(self, paths: Sequence[str]) -> None:
+    def _remove(self, paths: Mapping[str, str]) -> None:
+        """Delete files without an fsync: a blob that a power failure brings back is a leak, and leaks are
+        swept."""
         self._check_root()
-        _remove(paths)
-        for folder in {os.path.dirname(path) for path in paths}:
+        left = list[str]()
+        for path in paths:
+            try:
+                os.unlink(path)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                pass
+            except PermissionError:  # in a folder that another user made
+                left.append(path)
+        folders = {os.path.dirname(path) for path in paths}
+        for folder in folders - {os.path.dirname(path) for path in left}:
             remove_empty(folder, self._root, self._folders)
+        if left:
+            text = f"{len(left)} blobs could not be deleted: {forbidden(os.path.dirname(left[0]))}"
+            raise NotDeleted(text, [paths[path] for path in left])
 
     def _sweep(self, tmp: str) -> None:
         """Remove the files that crashes left in `tmp`, once per instance. Files of other names stay: the
@@ -223,7 +250,7 @@ class FilesBlob(Blob):
             return
         self._swept = True
         oldest = self._runtime.wall() - _TMP_AGE_MAX_S
-        with os.scandir(tmp) as entries:
+        with suppress(PermissionError), os.scandir(tmp) as entries:
             for entry in entries:
                 if not _TMP_NAME.fullmatch(entry.name):
                     continue
@@ -312,9 +339,8 @@ def _read_exactly(file: FileIO, length: int) -> bytes:
     return b"".join(pieces)
 
 
-def _remove(paths: Sequence[str]) -> None:
-    """Delete files without an fsync: a blob that a power failure brings back is a leak, and leaks are
-    swept."""
-    for path in paths:
-        with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            os.unlink(path)
+def _above(path: str, root: str) -> Iterator[str]:
+    """The folders above the path, up to the root."""
+    while path != root:
+        path = os.path.dirname(path)
+        yield path

@@ -52,7 +52,9 @@ class HeldFolders:
         for folder in list(self._held):
             self.forget(folder)
 
-    __del__ = close
+    def __del__(self) -> None:
+        for fd in self._held.values():  # without the lock, which after a fork may be held for ever
+            os.close(fd)
 
     def _known(self, folder: str) -> int | None:
         with self._lock:

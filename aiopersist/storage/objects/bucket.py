@@ -31,6 +31,9 @@ class Bucket(ABC):
       where a write may have happened, or may still happen.
     """
 
+    seeks = True
+    """Whether a list begins at `after` without passing what is before it."""
+
     @abstractmethod
     async def create(self, name: str, data: bytes) -> str | None:
         """Write the object unless there is one of that name; its tag. `None`: there is one."""
@@ -64,6 +67,10 @@ class Bucket(ABC):
     @abstractmethod
     def clock_error_s(self) -> float:
         """See `Consensus.clock_error_s`."""
+
+    def limit_clock(self, ahead_max_s: float) -> None:
+        """See `Consensus.limit_clock`."""
+        return
 
     async def facts(self) -> dict[str, str]:
         """See `Consensus.facts`."""

@@ -29,7 +29,7 @@ Nothing here is a hint that may be stale. Reads are linearizable as far as the o
 Google Cloud Storage are, and so must be any other that is used.
 
 *Costs.* A commit is two requests, one after the other: the creation and the list of floors. A refused one
-reads the version that is there; see also `courtesy.py`. A head is a list, then a get; beside the get a list
+reads the version that is there. A head is a list, then a get; beside the get a list
 of floors if there are more than a few versions. What this handle has read or created it does not get again.
 An object carries some versions before its own (`tails.py`), so one object is read for several versions.
 `watch` polls by a list.
@@ -41,18 +41,19 @@ from contextlib import suppress
 from functools import partial
 
 from aiopersist.ending import both
-from aiopersist.errors import Error, Indeterminate, InvalidLocation, Unsupported
+from aiopersist.errors import Error, Indeterminate, InvalidLocation, StorageUnavailable, Unsupported
+from aiopersist.resource import run_bounded
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.keys import check_entries
 from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
-from aiopersist.storage.objects.courtesy import Wishes
 from aiopersist.storage.objects.known import FRESH_S, NOTHING
 from aiopersist.storage.objects.names import (
     KEY,
+    PROBE,
+    PROBED,
     SEQNO_MAX,
     VERSIONS,
-    WISHES,
     floor_name,
     floor_of,
     folder_of,
@@ -64,12 +65,13 @@ from aiopersist.storage.objects.names import (
 )
 from aiopersist.storage.objects.reads import ObjectReads
 from aiopersist.storage.objects.tails import packed
+from aiopersist.storage.objects.wishes import WishObjects
 from aiopersist.storage.waiters import Waiters
 
 POLL_S = 1.0
 POLL_MAX_S = 10.0
 POLL_GROWTH = 1.5
-PROBE = "probe"
+RACES, RACERS = 2, 4  # of creations, before a bucket is first used
 
 
 class ObjectsConsensus(ObjectReads):
@@ -79,7 +81,7 @@ class ObjectsConsensus(ObjectReads):
         super().__init__(bucket, runtime)
         self._poll_s = poll_s
         self._waiters = Waiters()
-        self._wishes = Wishes(runtime)
+        self._wishes = WishObjects(runtime)
         self._obeys_conditions = False
 
     def __repr__(self) -> str:
@@ -102,27 +104,21 @@ class ObjectsConsensus(ObjectReads):
             )
         key, expected, data = entries[0]
         seqno = 0 if expected is None else expected + 1
-        self._wishes.tries(key)
-        has_paused = await self._wishes.pause(key)  # others may have truncated meanwhile what was the head
-        if not await self._is_head(key, expected, anew=has_paused):
-            await self._wish(key, seqno)
-            return False
-        if seqno > SEQNO_MAX:
+        if not await self._is_head(key, expected) or seqno > SEQNO_MAX:
             return False
         won = await self._create(key, seqno, bytes(data))
         self._known.saw(key, seqno)  # it is there, whoever created it
         if won:
-            self._waiters.wake([key])
+            self._waiters.wake([key], {key: seqno})
         return won
 
-    async def _is_head(self, key: str, expected: int | None, *, anew: bool = False) -> bool:
-        """Whether `expected` was the head a moment ago, and nothing newer is known. `anew`: what is known is
-        too old."""
+    async def _is_head(self, key: str, expected: int | None) -> bool:
+        """Whether `expected` was the head a moment ago, and nothing newer is known."""
         seqno = NOTHING if expected is None else expected
         known = self._known.seqno(key)
         if known is not None and known > seqno:
             return False
-        if not anew and self._known.is_fresh(key, seqno):
+        if self._known.is_fresh(key, seqno):
             return True
         head = await self.head(key)
         return (None if head is None else head.seqno) == expected
@@ -143,10 +139,8 @@ class ObjectsConsensus(ObjectReads):
                     self._seen.saw(key, name, stored)
                 if stored is not None and not stored.data.startswith(token):
                     await self._check_not_truncated(folder, seqno, took_s)
-                    await self._wish(key, seqno)
-                    await self._wishes.rest(key, took_s)
                     return False
-            floors, _ = await both(partial(self._floors, folder), partial(self._forget_wishes, key))
+            floors = await self._floors(folder)
             floor = greatest_floor(floors)
         except Error as error:
             raise Indeterminate(f"version {seqno} was created, and may be truncated: {error}") from error
@@ -158,7 +152,7 @@ class ObjectsConsensus(ObjectReads):
             self._seen.saw(key, name, Object(body, tag))
         self._known.saw(key, seqno, floor)
         self._tails.add(key, [Versioned(seqno, data)], own=True)
-        self._wishes.hear(key, (found.name for found in floors if is_wish(found.name)), took_s)
+        self._wishes.listed(key, [found.name for found in floors if is_wish(found.name)])
         return True
 
     async def _check_not_truncated(self, folder: str, seqno: int, took_s: float) -> None:
@@ -168,17 +162,20 @@ class ObjectsConsensus(ObjectReads):
         if took_s > FRESH_S and await self._floor(folder) > seqno:
             raise Indeterminate(f"version {seqno} was refused, and is truncated")
 
-    async def _wish(self, key: str, seqno: int) -> None:
-        """Another one has committed: after some such refusals, ask the others to let this handle go first."""
-        wish = self._wishes.refused(key, seqno, folder_of(key) + WISHES)
-        if wish is not None:
-            with suppress(Error):  # it decides nothing
-                await self._bucket.create(wish, b"")
+    async def wish(self, keys: Sequence[str], who: str, for_s: float, waited_s: float) -> None:
+        """One request for each key, and one to delete what it has left before."""
+        self._check(keys)
+        void = self._wishes.take(keys, who)
+        for key in keys if for_s > 0 else ():
+            if self._known.seqno(key) is None:
+                await self.head(key)
+            if self._known.seqno(key) != NOTHING:  # a folder with nothing else is no key
+                await self._bucket.create(self._wishes.name(key, who, for_s, waited_s), b"")
+        if void:
+            await self._bucket.delete(void)
 
-    async def _forget_wishes(self, key: str) -> None:
-        if mine := self._wishes.won(key):
-            with suppress(Error):
-                await self._bucket.delete(mine)
+    def stand_back_s(self, key: str, who: str, waited_s: float) -> float:
+        return self._wishes.stand_back_s(key, who, waited_s)
 
     async def truncate(self, key: str, seqno: int) -> int:
         self._check([key])
@@ -225,20 +222,46 @@ class ObjectsConsensus(ObjectReads):
     # --- the rest --------------------------------------------------------------------------------
 
     async def check(self) -> None:
-        """`InvalidLocation` for a bucket that ignores conditions: it would lose commits without a word. One
-        request, one more for the first client of the location."""
+        """`InvalidLocation` for a bucket that ignores conditions, or looks and then writes: it would lose
+        commits without a word. Two requests, side by side; the first client of the location lets some
+        creations race, and so does who comes before these have ended well."""
         self._check()
         if self._obeys_conditions:
             return
-        created = [await self._bucket.create(PROBE, b"")]
-        if created[0] is not None:
-            created.append(await self._bucket.create(PROBE, b""))
-        if None not in created:
-            raise InvalidLocation(
-                f"{self._bucket!r} ignores If-None-Match, and replaces objects that must stay: "
-                "use a store with conditional writes, or Postgres as consensus store"
-            )
+        probe, probed = partial(self._bucket.create, PROBE, b""), partial(self._bucket.get, PROBED)
+        created, passed = await both(probe, probed)
+        if created is not None or passed is None:
+            await self._check_races()
+            await self._bucket.create(PROBED, b"")
         self._obeys_conditions = True
+
+    async def _check_races(self) -> None:
+        """Let several create one object at once: at most one of them may have done it. One that is refused,
+        for whatever reason, has not; races that nobody wins show nothing, and fail."""
+        names = [f"{PROBE}-{self._runtime.token()}" for _ in range(RACES)]
+        try:
+            for name in names:
+                race = [partial(self._raced, name, b"%d" % number) for number in range(RACERS)]
+                told = await run_bounded(RACERS, race)
+                failures = [each for each in told if isinstance(each, Error)]
+                won = sum(isinstance(each, str) for each in told)
+                if won > 1:
+                    raise InvalidLocation(
+                        f"{self._bucket!r} lets several writers create one object: it ignores If-None-Match, "
+                        "or looks and then writes; use a store with conditional writes, or Postgres as "
+                        "consensus store"
+                    )
+                if not won:
+                    raise failures[0] if failures else StorageUnavailable(f"{self!r}: nobody won a race")
+        finally:
+            with suppress(Error):
+                await self._bucket.delete(names)
+
+    async def _raced(self, name: str, data: bytes) -> str | Error | None:
+        try:
+            return await self._bucket.create(name, data)
+        except Error as error:
+            return error
 
     async def now(self) -> float:
         self._check()
@@ -249,8 +272,15 @@ class ObjectsConsensus(ObjectReads):
         return await self._bucket.clock()
 
     @property
+    def keeps_keys(self) -> bool:
+        return True
+
+    @property
     def clock_error_s(self) -> float:
         return self._bucket.clock_error_s
+
+    def limit_clock(self, ahead_max_s: float) -> None:
+        self._bucket.limit_clock(ahead_max_s)
 
     async def facts(self) -> dict[str, str]:
         polls = {"hints": f"polled, every {self._poll_s:g} to {POLL_MAX_S:g} s"}

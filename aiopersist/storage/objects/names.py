@@ -6,6 +6,9 @@ kshard%2F3f2a.../
     x/~9c41...              a wish of somebody who loses each race, listed with the floors
 h<sha256>/
     n                       the key of a folder whose key is too long to be a name
+probe                       is there since a client that may write has opened the location: the last name
+                            but one
+probed                      is there since creations have raced in the bucket, and one of each race won
 """
 
 import re
@@ -24,6 +27,7 @@ VERSIONS = "v/"
 FLOORS = "x/"  # behind all versions: a list of the folder passes these first
 WISHES = "x/~"  # behind all floors
 KEY = "n"
+PROBE, PROBED = "probe", "probed"
 WHOLE, HASHED = "k", "h"
 
 

@@ -11,12 +11,13 @@ from functools import partial
 from typing import NamedTuple
 
 from aiopersist.ending import both
-from aiopersist.errors import Error
+from aiopersist.errors import Error, StorageUnavailable
 from aiopersist.resource import run_bounded
 from aiopersist.runtime import Runtime
-from aiopersist.storage.consensus import HEADS_AT_ONCE, Consensus, Versioned
+from aiopersist.storage.consensus import HEADS_AT_ONCE, Consensus, Versioned, sliced
 from aiopersist.storage.keys import check_consensus_key, closed
 from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
+from aiopersist.storage.objects.bulk import TOGETHER_MAX, TOGETHER_MIN, passed
 from aiopersist.storage.objects.known import NOTHING, KnownHeads
 from aiopersist.storage.objects.names import (
     FLOORS,
@@ -30,13 +31,15 @@ from aiopersist.storage.objects.names import (
     version_name,
     version_of,
 )
-from aiopersist.storage.objects.seen import SeenObjects
+from aiopersist.storage.objects.seen import KeptReads, SeenObjects
 from aiopersist.storage.objects.tails import TAIL_MAX, Tails, unpacked
 
 GETS_AT_ONCE = 16
+LISTS_AT_ONCE = 8
 PAGE = 1000  # names in an answer
 MORE = 20  # versions that may have come since the newest that is known
 SHORT = 16  # names that take a driver as long as a request without any
+ROUNDS_MAX = 20  # of a read, while others commit and truncate between its requests
 FEW_FLOORS = 4  # names behind the versions: the floor, one that is void, wishes
 
 
@@ -59,6 +62,7 @@ class ObjectReads(Consensus):
         self._runtime = runtime
         self._known = KnownHeads(runtime)
         self._seen = SeenObjects()
+        self._kept = KeptReads()
         self._tails = Tails()
         self._closed = False
 
@@ -86,7 +90,8 @@ class ObjectReads(Consensus):
     async def _head(self, key: str, look: Look | None = None) -> Versioned | None:
         """The head; `look`: what a list has shown since the call began."""
         folder = folder_of(key)
-        while True:
+        newest, stored = None, None
+        for _ in range(ROUNDS_MAX):
             newest, behind, known = look or await self._look(key)
             look = None
             if newest is None:
@@ -102,12 +107,22 @@ class ObjectReads(Consensus):
                 self._seen.saw(key, newest.name, stored)
                 self._tails.add(key, versions)
                 return versions[-1]
+        raise self._contradiction(newest, stored and stored.tag)
+
+    def _contradiction(self, listed: Tagged | None, tag: str | None) -> StorageUnavailable:
+        """The error where other answers contradict each list anew: nobody commits and truncates so fast."""
+        if listed is None:
+            return StorageUnavailable(f"{self!r}: lists show floors, and no version above them")
+        other = "it is not there" if tag is None else f"its ETag is {tag!r}"
+        return StorageUnavailable(
+            f"{self!r}: {listed.name} is listed with the ETag {listed.tag!r}, and {other}"
+        )
 
     def _saw_head(self, key: str, seqno: int, floor: int, known: int | None) -> None:
         """This is the head, and `known` was known before it was looked for: a greater one is gone, so the
         bucket was restored from a backup, or the key removed."""
         if known is not None and seqno < known:
-            for memory in self._known, self._tails, self._seen:
+            for memory in self._known, self._tails, self._seen, self._kept:
                 memory.forget(key)
         self._known.saw(key, seqno, floor)
 
@@ -131,15 +146,31 @@ class ObjectReads(Consensus):
 
     async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
         self._check(known)
-        read = await run_bounded(HEADS_AT_ONCE, [partial(self._moved, *item) for item in known.items()])
+        looks = await self._looks(list(known))
+        read = await run_bounded(
+            HEADS_AT_ONCE, [partial(self._moved, *item, looks.get(item[0])) for item in known.items()]
+        )
         return {key: head for key, (has_moved, head) in zip(known, read, strict=True) if has_moved}
 
-    async def _moved(self, key: str, seqno: int | None) -> tuple[bool, Versioned | None]:
+    async def _looks(self, keys: Sequence[str]) -> dict[str, Look]:
+        """Looks at many keys, by few lists; some may be missing."""
+        if len(keys) < TOGETHER_MIN or not self._bucket.seeks:
+            return {}
+        known = {folder_of(key): (key, self._known.seqno(key)) for key in keys}
+        groups = sliced(dict.fromkeys(sorted(known)), TOGETHER_MAX)
+        found = await run_bounded(
+            LISTS_AT_ONCE, [partial(passed, self._bucket, list(some)) for some in groups]
+        )
+        return {
+            known[folder][0]: Look(*seen, known[folder][1]) for some in found for folder, seen in some.items()
+        }
+
+    async def _moved(self, key: str, seqno: int | None, look: Look | None) -> tuple[bool, Versioned | None]:
         """Whether the head is not at `seqno`, and the head if so."""
-        look = await self._look(key)
+        look = look or await self._look(key)
         there = None if look.newest is None else version_of(look.newest.name)
-        if there is not None and there == seqno and greatest_floor(look.behind or ()) <= seqno:
-            return False, None
+        if there is not None and there == seqno and await self._floor(folder_of(key), look.behind) <= seqno:
+            return False, None  # else it may be an orphan, and newer versions came while the list went on
         head = await self._head(key, look)
         return (None if head is None else head.seqno) != seqno, head
 
@@ -147,17 +178,21 @@ class ObjectReads(Consensus):
 
     async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
         self._check([key])
-        folder = folder_of(key)
-        while limit > 0:
+        if limit <= 0:
+            return []
+        folder, wanted, tags = folder_of(key), list[Tagged](), dict[str, str]()
+        for _ in range(ROUNDS_MAX):
             versions, behind = await self._versions(key, from_seqno)
             wanted = versions[:limit]
             if not wanted:
                 floor = await self._floor(folder, behind)
                 if floor <= from_seqno:
-                    break
+                    return []
                 from_seqno = floor  # they were truncated while the list passed them
                 continue
-            read, floor = await both(partial(self._contents, wanted), partial(self._floor, folder, behind))
+            read, floor = await both(
+                partial(self._contents, key, wanted, tags), partial(self._floor, folder, behind)
+            )
             if floor > version_of(wanted[0].name):  # what lies below it does not count
                 from_seqno = floor
                 continue
@@ -167,8 +202,10 @@ class ObjectReads(Consensus):
                 if len(wanted) == len(versions):
                     self._known.saw(key, seqnos[-1], floor)
                     self._tails.add(key, found[-TAIL_MAX:])
+                self._kept.forget(key)
                 return found
-        return []
+        differs = next((each for each in wanted if tags.get(each.name) != each.tag), None)
+        raise self._contradiction(differs, differs and tags.get(differs.name))
 
     async def _versions(self, key: str, from_seqno: int) -> tuple[list[Tagged], list[Tagged] | None]:
         """The versions from a seqno on, in ascending order, and floors and wishes if the lists went on to
@@ -186,13 +223,17 @@ class ObjectReads(Consensus):
         versions = [listed for listed in found if listed.name <= last][::-1]
         return versions, _among(found, folder + FLOORS) if len(page) < limit else None
 
-    async def _contents(self, wanted: Sequence[Tagged]) -> dict[int, bytes]:
+    async def _contents(self, key: str, wanted: Sequence[Tagged], tags: dict[str, str]) -> dict[int, bytes]:
         """The data of these versions, by seqno, as far as the objects are those that were listed: some of
-        them, from the newest on, with their tails; then those that no tail has."""
+        them, from the newest on, with their tails; then those that no tail has. `tags` gets the tags of the
+        objects that were read."""
         read: dict[int, bytes] = {}
 
         async def get(listed: Tagged) -> None:
-            stored = await self._bucket.get(listed.name)
+            stored = self._kept.find(key, listed.name)
+            if stored is None or stored.tag != listed.tag:
+                stored = await self._got(key, listed.name)
+            tags[listed.name] = "" if stored is None else stored.tag
             if stored is not None and stored.tag == listed.tag:
                 read.update(unpacked(listed.name, version_of(listed.name), stored.data))
 
@@ -201,6 +242,23 @@ class ObjectReads(Consensus):
             await run_bounded(GETS_AT_ONCE, [partial(get, listed) for listed in missing])
         return read
 
+    async def leftovers(self, key: str) -> list[Versioned]:
+        """What lies below the floor, and the tails of the other versions as far as they reach below it."""
+        self._check([key])
+        folder = folder_of(key)
+        listed = await self._bucket.find(folder + VERSIONS)
+        floor, found = await self._floor(folder), list[Versioned]()
+
+        async def get(name: str) -> None:
+            stored = await self._bucket.get(name)
+            if stored is not None:
+                versions = unpacked(name, version_of(name), stored.data)
+                found.extend(version for version in versions if version.seqno < floor)
+
+        near = (each.name for each in listed if version_of(each.name) <= floor + TAIL_MAX)
+        await run_bounded(GETS_AT_ONCE, [partial(get, name) for name in near])
+        return found
+
     async def versions(self, key: str, first: int, last: int) -> list[Versioned]:
         self._check([key])
         read = dict(self._tails.newest(key))
@@ -208,7 +266,7 @@ class ObjectReads(Consensus):
 
         async def get(seqno: int) -> None:
             name = folder_of(key) + version_name(seqno)
-            stored = await self._bucket.get(name)
+            stored = self._kept.find(key, name) or await self._got(key, name)
             if stored is not None:
                 read.update(self._true_of(unpacked(name, seqno, stored.data)))
 
@@ -216,8 +274,15 @@ class ObjectReads(Consensus):
             tailed = range(lowest, first, 1 - len(read))  # each is likely to carry so many before it
             await run_bounded(GETS_AT_ONCE, [partial(get, seqno) for seqno in tailed])
         if all(seqno in read for seqno in range(first, last + 1)):
+            self._kept.forget(key)
             return [Versioned(seqno, read[seqno]) for seqno in range(first, last + 1)]
         return await super().versions(key, first, last)
+
+    async def _got(self, key: str, name: str) -> Object | None:
+        stored = await self._bucket.get(name)
+        if stored is not None:
+            self._kept.add(key, name, stored)
+        return stored
 
     def _true_of(self, unlisted: Sequence[Versioned]) -> Sequence[Versioned]:
         """What is true of an object that no list has shown: it may be an orphan, but its tail is not."""

@@ -6,7 +6,7 @@ from typing import Generic, Protocol, TypeVar
 from aiopersist.errors import StorageUnavailable
 from aiopersist.runtime import SYSTEM
 from aiopersist.storage.objects.bucket import Bucket
-from aiopersist.storage.objects.clock import ServerClock
+from aiopersist.storage.objects.clock import AGREE, ServerClock
 
 
 class BucketClient(Protocol):
@@ -34,11 +34,19 @@ class ServedBucket(Bucket, Generic[C]):
     def __repr__(self) -> str:
         return repr(self._client)
 
-    def _told(self, why_not: str) -> float:
-        """The server's clock, after an answer. `StorageUnavailable`, with `why_not`, if none has told it."""
+    async def _asked_clock(self, ask: Callable[[], Awaitable[object]]) -> float:
+        """The server's clock after `ask`, a request whose answer tells it; after some, where the first one
+        contradicts what was told before."""
+        for _ in range(AGREE):
+            await ask()
+            if not self._clock.is_in_doubt:
+                break
         if not self._clock.is_known:
-            raise StorageUnavailable(why_not, retry=False)
+            raise StorageUnavailable(f"{self!r}: clock: the answers have no Date", retry=False)
         return self._clock.now()
+
+    def limit_clock(self, ahead_max_s: float) -> None:
+        self._clock.ahead_max_s = ahead_max_s
 
     @property
     def clock_error_s(self) -> float:

@@ -39,26 +39,33 @@ it runs in a transaction that inserts those first, also in key order.
 The answers of the store carry its clock; between answers a local clock advances it.
 """
 
-from collections.abc import Awaitable, Mapping, Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from aiopersist.runtime import SYSTEM, Runtime
-from aiopersist.storage.consensus import Consensus, Entry, Versioned, sliced
+from aiopersist.storage.consensus import Consensus, Entry, Versioned, seqnos_of, sliced
 from aiopersist.storage.keys import check_consensus_key, check_entries, closed
 from aiopersist.storage.postgres.address import PostgresAddress
+from aiopersist.storage.postgres.connect import Connection
 from aiopersist.storage.postgres.group import GroupCommit
-from aiopersist.storage.postgres.hints import NotifyHints
-from aiopersist.storage.postgres.pool import Connection, Pool
+from aiopersist.storage.postgres.hints import POLL_MAX_S, POLL_S, NotifyHints
+from aiopersist.storage.postgres.pool import Pool
 from aiopersist.storage.postgres.sql import CLOCK, statements, tables
 from aiopersist.storage.waiters import Waiters
 from aiopersist.storage.watch import Watch
+from aiopersist.storage.wishes import HeardWishes, Wish
 
 if TYPE_CHECKING:
     import asyncpg
 
 # Two for groups of commits, six that may wait for locks or first versions, four for reads and hints.
-_POOL_SIZE = 12
+POOL_SIZE = 12
+POOLED = {
+    "sessions": "of a pooler: a commit is five requests, a read is two",
+    "hints": f"polled, every {POLL_S:g} to {POLL_MAX_S:g} s",
+}
 _SEQNO_MAX = 2**63 - 1
 _KEYS_AT_ONCE = 256  # heads of some KiB each: bounds the size of an answer
 DEFAULT_SCHEMA = "aiopersist"
@@ -81,22 +88,25 @@ class PostgresConsensus(Consensus):
         self._runtime = runtime
         self._sql = statements(schema)
         self._waiters = Waiters()
+        self._heard = HeardWishes(runtime)
         prepare = tables(schema).require if readonly else tables(schema).ensure
-        self._pool = Pool(address.arguments, _POOL_SIZE, prepare)
+        self._pool = Pool(address, address.numbers.get("connections", POOL_SIZE), prepare)
         self._hints = NotifyHints(self._pool, schema, self._waiters, runtime)
-        self._group = GroupCommit(self._pool, self._sql, self._hints.moved, self._set_clock)
+        self._newer: dict[str, Versioned] = {}
+        self._group = GroupCommit(self._pool, self._sql, self._hints.moved, self._answered_one)
         self._clock: tuple[float, float] | None = None  # the store's time, and the local time at its arrival
 
     def __repr__(self) -> str:
         return f"<PostgresConsensus {self._shown}>"
 
     async def facts(self) -> dict[str, str]:
-        def asked(connection: Connection) -> "Awaitable[asyncpg.Record | None]":
+        async def asked(connection: Connection) -> dict[str, str]:
             names = ("server_version", "fsync", "full_page_writes", "synchronous_commit", "max_connections")
             shown = ", ".join(f"current_setting('{name}') AS {name}" for name in names)
-            return connection.fetchrow(f"SELECT {shown}, pg_is_in_recovery()::text AS in_recovery")
+            row = await connection.fetchrow(f"SELECT {shown}, pg_is_in_recovery()::text AS in_recovery")
+            return {**dict(row or {}), **(POOLED if connection.pooled else {})}
 
-        settings = dict(await self._pool.read(asked) or {})
+        settings = await self._pool.write(asked)  # at a pooler a write has the settings
         return {"store": f"Postgres {settings.pop('server_version')}", **settings}
 
     async def head(self, key: str) -> Versioned | None:
@@ -127,20 +137,34 @@ class PostgresConsensus(Consensus):
         check_consensus_key(key)
         if self._pool.closed:
             raise closed("consensus store")
+        self._newer.pop(key, None)
         return await self._group.compare_and_set(Entry(key, expected, data))
 
     async def compare_and_set_many(self, entries: Sequence[Entry]) -> bool:
         check_entries(entries)
         if not entries:
             return True
+        for entry in entries:
+            self._newer.pop(entry.key, None)
         won = await self._pool.write(partial(self._write_all, entries))
         if won:
-            self._hints.moved([entry.key for entry in entries])
+            self._hints.moved(seqnos := seqnos_of(entries), seqnos)
         return won
+
+    async def wish(self, keys: Sequence[str], who: str, for_s: float, waited_s: float) -> None:
+        slot = -1 - int.from_bytes(hashlib.sha256(who.encode()).digest()[:7], "big")
+        arguments: list[object] = [list(keys), slot]
+        if for_s > 0:
+            arguments += [who, for_s, waited_s]
+        statement = self._sql["wish" if for_s > 0 else "withdraw"]
+        await self._pool.write(lambda connection: connection.execute(statement, *arguments))
+
+    def stand_back_s(self, key: str, who: str, waited_s: float) -> float:
+        return self._heard.stand_back_s(key, who, waited_s)
 
     async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
         check_consensus_key(key)
-        bounds = (key, min(from_seqno, _SEQNO_MAX), min(max(limit, 0), _SEQNO_MAX))
+        bounds = (key, min(max(from_seqno, 0), _SEQNO_MAX), min(max(limit, 0), _SEQNO_MAX))
         rows = await self._pool.read(lambda connection: connection.fetch(self._sql["scan"], *bounds))
         return [Versioned(row["seqno"], row["data"]) for row in rows]
 
@@ -213,14 +237,38 @@ class PostgresConsensus(Consensus):
         columns = [list(column) for column in zip(*entries, strict=True)]
         row = await connection.fetchrow(self._sql["append_all"], *columns)
         assert row is not None  # the statement gives one row
-        self._set_clock(row["clock"])
+        self._answered(columns[0], row)
+        for lost in zip(row["lost"] or (), row["newer"] or (), row["newer_data"] or (), strict=True):
+            self._keep_newer(*lost)
         won: bool = row["won"]
         return won
 
     async def _create_all(self, connection: Connection, entries: Sequence[Entry]) -> bool:
         keys, data = [entry.key for entry in entries], [entry.data for entry in entries]
-        won: bool = await connection.fetchval(self._sql["create_all"], keys, data)
+        row = await connection.fetchrow(self._sql["create_all"], keys, data)
+        assert row is not None  # the statement gives one row
+        self._answered(keys, row)
+        won: bool = row["won"]
         return won
+
+    def _answered_one(self, key: str, row: "asyncpg.Record") -> None:
+        self._answered([key], row)
+        if (seqno := row.get("newer")) is not None:
+            self._keep_newer(key, seqno, row["newer_data"])
+
+    def _keep_newer(self, key: str, seqno: int, data: bytes) -> None:
+        self._newer[key] = Versioned(seqno, data)
+
+    def newer(self, key: str) -> Versioned | None:
+        return self._newer.pop(key, None)
+
+    def _answered(self, keys: Sequence[str], row: "asyncpg.Record") -> None:
+        """An answer to a compare-and-set of these keys came."""
+        now: float = row["clock"]
+        self._set_clock(now)
+        told = [wish.split(" ", 3) for wish in row["wishes"] or ()]
+        wishes = [Wish(key, who, float(until) - now, now - float(since)) for until, since, who, key in told]
+        self._heard.hear(keys, wishes)
 
     def _set_clock(self, seconds: float) -> None:
         self._clock = (seconds, self._runtime.monotonic())

@@ -19,10 +19,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from aiopersist.errors import Error, Indeterminate
-from aiopersist.storage.consensus import Entry
+from aiopersist.storage.consensus import Entry, seqnos_of
 from aiopersist.storage.postgres.pool import Pool, ServerRefused
+
+if TYPE_CHECKING:
+    import asyncpg
 
 GROUPS_MAX = 2  # under way: one is sent while another commits; more would only make groups smaller
 LOCKING = 4  # statements that may wait for a lock; the rest of the pool is for other requests
@@ -46,20 +50,20 @@ class _Waiting:
 
 
 class GroupCommit:
-    """Each commit calls `moved(keys, alone)`, where `alone` says that no process listened for hints, and
-    `clock(seconds)` with its time."""
+    """Each commit calls `moved(keys, seqnos, alone)`, where `alone` says that no process listened for hints;
+    each answer `answered(key, row)` with its clock, its wishes, and a newer head."""
 
     def __init__(
         self,
         pool: Pool,
         statements: Mapping[str, str],
-        moved: Callable[[Collection[str], bool], None],
-        clock: Callable[[float], None],
+        moved: Callable[[Collection[str], Mapping[str, int], bool], None],
+        answered: Callable[[str, "asyncpg.Record"], None],
     ) -> None:
         self._pool = pool
         self._sql = statements
         self._moved = moved
-        self._clock = clock
+        self._answered = answered
         self._waiting: deque[_Waiting] = deque()
         self._under_way = 0
         self._scheduled = False
@@ -132,15 +136,16 @@ class GroupCommit:
             rows = await self._pool.use(lambda connection: connection.fetch(statement, *arguments))
         except ServerRefused:
             return group
-        self._clock(rows[0]["clock"])
-        if moved := [row["key"] for row in rows if row["won"]]:
-            self._moved(moved, rows[0]["alone"])
         again = []
         for row in rows:
             if not row["won"] and row["maybe"]:
                 again.append(by_key[row["key"]])
             else:
                 by_key[row["key"]].settle(row["won"])
+        if moved := seqnos_of([by_key[row["key"]].entry for row in rows if row["won"]]):
+            self._moved(moved, moved, rows[0]["alone"])
+        for row in rows:
+            self._answered(row["key"], row)
         return again
 
     def _begin_alone(self, waiting: _Waiting, turn: asyncio.Semaphore) -> None:
@@ -166,10 +171,10 @@ class GroupCommit:
             statement, arguments = self._sql["append"], [key, expected, data]
         row = await self._pool.use(lambda connection: connection.fetchrow(statement, *arguments))
         assert row is not None  # the statement gives one row
-        self._clock(row["clock"])
+        self._answered(key, row)
         won: bool = row["won"]
         if won:
-            self._moved([key], row["alone"])
+            self._moved([key], {key: entry.seqno}, row["alone"])
         return won
 
 

@@ -13,9 +13,12 @@ One connection listens, from the first watch on. Each time it connects, all wait
 before came without a hint. The connection sends a query now and then, since a network that silently drops
 packets would keep a lost connection looking alive.
 
-A server may refuse to listen (a standby, a pooler, a missing privilege) or cut the connection at once. Each
+A server may refuse to listen (a standby, a missing privilege) or cut the connection at once. Each
 attempt then waits longer than the one before, until one connection has lasted; meanwhile waiters poll, as
 after a lost hint, and the log says so once.
+
+At a pooler nobody can listen. There the seqnos of the keys that somebody waits for are read again and again,
+all by one statement: soon after something moved, and less often at rest.
 """
 
 import asyncio
@@ -23,13 +26,15 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from functools import partial
 
 from aiopersist.errors import Error
 from aiopersist.runtime import Runtime
-from aiopersist.storage.postgres.pool import Connection, Pool
+from aiopersist.storage.postgres.connect import Connection
+from aiopersist.storage.postgres.pool import Pool
 from aiopersist.storage.postgres.sql import LISTENS
-from aiopersist.storage.postgres.tables import advisory_lock
+from aiopersist.storage.postgres.tables import advisory_lock, quoted
 from aiopersist.storage.waiters import Waiters
 
 log = logging.getLogger("aiopersist").getChild("storage")
@@ -39,6 +44,10 @@ KEEPALIVE_S = 30.0  # between two queries on the connection that listens
 KEEPALIVE_TIMEOUT_S = 10.0
 LASTING_S = 5.0  # a connection that lasts so long is healthy; after so long without one the log says so
 NOTIFY = "SELECT pg_notify($1, message) FROM unnest($2::text[]) AS message"
+POLL_S = 0.2  # between two looks at a pooler, at first; it grows to the second one
+POLL_MAX_S = 2.0
+POLL_GROWTH = 1.25
+SEQNOS = "SELECT key, seqno FROM {heads} WHERE key = ANY($1::text[])"
 _ALL = "*"  # instead of keys that do not fit
 
 
@@ -49,6 +58,7 @@ class NotifyHints:
         self._pool = pool
         self._channel = "aiopersist_" + hashlib.sha256(schema.encode()).hexdigest()[:16]
         self._lock = advisory_lock(schema)
+        self._seqnos_sql = SEQNOS.format(heads=f"{quoted(schema)}.heads")
         self._waiters = waiters
         self._runtime = runtime
         self._id = str(runtime.uuid())
@@ -57,9 +67,9 @@ class NotifyHints:
         self._notifying: asyncio.Task[None] | None = None
         self._moved: set[str] = set()
 
-    def moved(self, keys: Collection[str], alone: bool = False) -> None:
+    def moved(self, keys: Collection[str], seqnos: Mapping[str, int] = {}, alone: bool = False) -> None:
         """Wake the waiters of this process at once, and notify the others, unless this one is `alone`."""
-        self._waiters.wake(keys)
+        self._waiters.wake(keys, seqnos)
         if alone:
             return
         self._moved.update(keys)
@@ -107,6 +117,9 @@ class NotifyHints:
             connection = await self._pool.connect()
         except Error as error:
             return str(error)
+        if connection.pooled:
+            connection.terminate()
+            return await self._look()
         try:
             return await self._listen_on(connection)
         except Exception as error:  # after any error a new connection is needed
@@ -129,6 +142,27 @@ class NotifyHints:
             except TimeoutError:
                 await connection.execute("SELECT 1", timeout=KEEPALIVE_TIMEOUT_S)
         return "postgres closed the connection that listens"
+
+    async def _look(self) -> str:
+        """Wake those whose keys have moved since the look before, until a look fails; return the reason."""
+        self._listening_since = self._runtime.monotonic()
+        seen: dict[str, int | None] = {}  # also of keys for which nobody waited at the last look alone
+        before, delay = set[str](), POLL_S
+        while True:
+            keys = self._waiters.keys()
+            try:
+                found = await self._pool.read(partial(self._seqnos, keys)) if keys else {}
+            except Error as error:
+                return str(error)
+            moved = [key for key in keys if key not in seen or seen[key] != found.get(key)]
+            seen = {key: seen[key] for key in before if key in seen} | {key: found.get(key) for key in keys}
+            before = {*keys}
+            self._waiters.wake(moved)
+            delay = POLL_S if moved else min(delay * POLL_GROWTH, POLL_MAX_S)
+            await self._runtime.sleep(delay)
+
+    async def _seqnos(self, keys: Collection[str], connection: Connection) -> dict[str, int]:
+        return {row["key"]: row["seqno"] for row in await connection.fetch(self._seqnos_sql, list(keys))}
 
     def _heard(self, connection: object, pid: int, channel: str, payload: object) -> None:
         sender, keys = heard(str(payload))

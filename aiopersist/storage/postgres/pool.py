@@ -2,13 +2,16 @@
 
 Every use of a connection runs in a task of the pool. So a caller that is cancelled stops waiting, while its
 statement goes on, and its connection is used again only after the answer. A connection whose answer did not
-come (a timeout, an error of the connection) is never used again.
+come (a timeout, an error of the connection) is never used again. One that nobody used for a while is closed,
+but for a few. `connect` makes them.
 
-*Errors* are mapped here, once. An error that the server reports with severity ERROR ended the statement's
-transaction: surely nothing happened (`ServerRefused`). A failure before there was a connection sent nothing:
-`StorageUnavailable`. Any other failure (FATAL, PANIC, a lost connection, a timeout) tells nothing:
-`Indeterminate`. A read can be sent again, so after a lost connection it is sent on fresh ones before it
-fails: a server that closed idle connections fails no read.
+*Errors* are mapped here, once. An error of severity ERROR ended the statement's transaction: surely nothing
+happened (`ServerRefused`). It counts only if the server itself reports it. The server names the place in its
+source, which no pooler does; and a pooler may say ERROR after it lost the server's answer. Two codes of the
+server say that it does not know. A failure before there was a connection sent nothing: `StorageUnavailable`.
+So does a failure at a pooler before a commit was sent. Any other failure (FATAL, PANIC, a lost connection, a
+timeout, whatever a pooler says) tells nothing: `Indeterminate`. A read can be sent again, so after a lost
+connection it is sent on fresh ones before it fails: a server that closed idle connections fails no read.
 
 *A failover* leaves connections that are of no more use: to a server that was read-only when they were made,
 or that recovers or shuts down. If one connection reports this, it is closed together with all idle
@@ -21,43 +24,30 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import asyncpg
 
 from aiopersist.ending import told
 from aiopersist.errors import Corruption, Error, Indeterminate, StorageUnavailable
-from aiopersist.runtime import begun
+from aiopersist.runtime import OwnProcess, begun
 from aiopersist.storage.keys import closed
-
-if TYPE_CHECKING:
-    Connection = asyncpg.Connection[asyncpg.Record]
-else:
-    Connection = asyncpg.Connection
+from aiopersist.storage.postgres.address import IDLE_CONNECTIONS, PostgresAddress
+from aiopersist.storage.postgres.connect import Connection, Connector, NotThePrimary, is_lasting
 
 T = TypeVar("T")
 
-CONNECT_TIMEOUT_S = 10.0  # after it the retry layer takes over
 STATEMENT_TIMEOUT_S = 60.0  # statements take milliseconds: after it the connection is dead
 CLOSE_TIMEOUT_S = 5.0
+IDLE_S = 60.0  # after it a connection that nobody used is closed
 READ_ATTEMPTS = 3
 
-# Waiting does not help: wrong password or user, missing database, missing privilege, read-only, disk full.
-_LASTING = ("28", "3D", "42501", "25006", "53100")
 # Waiting helps: conflicts, resources, objects in use, interventions of an operator.
 _PASSING = ("40", "53", "55", "57", "58", "08")
 _CORRUPT = ("XX001", "XX002")
+_UNKNOWN = ("40003", "08007")  # whether the transaction was committed
 # A failover: read-only; shut down, crashed, starting up, database dropped or idle for too long (57P0x).
 _MOVED = ("25006", "57P0")
-# No server, or none that is the primary: one may be promoted in a moment.
-_UNREACHABLE = (OSError, TimeoutError, asyncpg.TargetServerAttributeNotMatched)
-
-SESSION = {
-    "application_name": "aiopersist",
-    "synchronous_commit": "on",
-    "default_transaction_isolation": "read committed",
-    "jit": "off",  # compiling takes longer than any statement here
-}
 
 
 class ServerRefused(StorageUnavailable):
@@ -65,25 +55,29 @@ class ServerRefused(StorageUnavailable):
 
 
 class Pool:
-    """At most `size` connections, opened when needed. `prepare` is awaited with the first one. `session` has
-    settings of each connection, beside `SESSION`."""
+    """At most `size` connections, or as many as the URL says, opened when needed; `idle` of them stay open
+    when nobody uses them. `prepare` is awaited with the first one. `session` has settings of each
+    connection."""
 
     def __init__(
         self,
-        arguments: dict[str, str],
+        address: PostgresAddress,
         size: int,
         prepare: Callable[[Connection], Awaitable[None]] | None = None,
         session: Mapping[str, str] = MappingProxyType({}),
+        idle: int | None = None,
     ) -> None:
-        self._arguments: dict[str, Any] = dict(arguments)
-        self._session = {**SESSION, **session}
+        self._connector = Connector(address, session)
         self._prepare = prepare
         self._gate = asyncio.Semaphore(size)
-        self._idle: list[Connection] = []
+        self._idle: list[Connection] = []  # the one that was used last is the last
+        self._idle_max = address.numbers.get("idle_connections", IDLE_CONNECTIONS) if idle is None else idle
+        self._trimming: asyncio.TimerHandle | None = None
         self._watchdog = _Watchdog()
         self._failovers = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self.closed = False
+        self._process = OwnProcess("a store")
 
     async def read(self, use: Callable[[Connection], Awaitable[T]]) -> T:
         """Use a connection for a read, which may be sent again."""
@@ -95,25 +89,26 @@ class Pool:
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run `work` in a task that the pool owns. It begins at once, where Python can (`begun`)."""
-        if self.closed:
+        if self.closed or not self._process.is_here:
             work.close()
+            self._process.check()
             raise closed("store")
         task = begun(work, "use a connection to Postgres")
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
 
-    async def use(self, use: Callable[[Connection], Awaitable[T]]) -> T:
+    async def use(self, use: Callable[[Connection], Awaitable[T]], *, writes: bool = True) -> T:
         """`write`, for callers that run in a task of the pool already."""
         async with self._gate:
             failovers = self._failovers  # a failover meanwhile makes the connection useless
             connection = await self._checked_out()
             try:
                 with self._watchdog.watching(connection):
-                    result = await use(connection)
+                    result = await self._used(use, connection, writes)
             except BaseException as error:
                 failure = _of_statement(error)
-                if _has_moved(error):
+                if _has_moved(error) or _has_moved(error.__cause__):
                     self._fail_over()
                 usable = (
                     isinstance(failure, ServerRefused | Corruption)
@@ -121,11 +116,31 @@ class Pool:
                     and not connection.is_in_transaction()
                 )
                 self._put_back(connection, usable and failovers == self._failovers)
-                if failure is None:
+                if failure is None or failure is error:
                     raise
                 raise failure from error
             self._put_back(connection, failovers == self._failovers)
             return result
+
+    async def _used(
+        self, use: Callable[[Connection], Awaitable[T]], connection: Connection, writes: bool
+    ) -> T:
+        if not (writes and connection.pooled):
+            return await use(connection)
+        where = "before the commit, as a transaction began, which a pooler must allow"
+        try:
+            transaction = await self._connector.begin(connection)
+            where = "before the commit"
+            result = await use(connection)
+        except Exception as error:
+            failure = _of_statement(error)
+            if isinstance(failure, Indeterminate):
+                text = f"{where}: {failure}"
+                lasting = isinstance(error, asyncpg.PostgresError) and is_lasting(error)
+                failure = StorageUnavailable(text, retry=not lasting)
+            raise failure or error from error
+        await transaction.commit()
+        return result
 
     async def _told(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of `work`, in a task of the pool, which goes on when the caller is cancelled."""
@@ -134,18 +149,13 @@ class Pool:
 
     async def connect(self) -> Connection:
         """A new connection, which the caller closes."""
-        try:
-            connection: Connection = await asyncpg.connect(
-                **self._arguments, timeout=CONNECT_TIMEOUT_S, server_settings=self._session
-            )
-        except Exception as error:
-            raise self._of_connecting(error) from None  # its text may hold the URL
+        connection = await self._connector.connect()
         try:
             await self._prepare_once(connection)
         except BaseException as error:
             connection.terminate()
             if isinstance(error, Exception):
-                raise self._of_connecting(error) from error
+                raise self._connector.failure(error) from error
             raise
         return connection
 
@@ -160,6 +170,8 @@ class Pool:
                 task.cancel()
             self._drop_idle()
             self._watchdog.close()
+            if self._trimming is not None:
+                self._trimming.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
         await asyncio.sleep(0)  # noqa: TID251  # the loop closes sockets one turn after they are dropped
@@ -167,11 +179,11 @@ class Pool:
     async def _read(self, use: Callable[[Connection], Awaitable[T]]) -> T:
         for _ in range(READ_ATTEMPTS - 1):
             try:
-                return await self.use(use)
+                return await self.use(use, writes=False)
             except Indeterminate:  # the idle ones are likely lost as well
                 self._drop_idle()
         try:
-            return await self.use(use)
+            return await self.use(use, writes=False)
         except Indeterminate as error:
             raise StorageUnavailable(str(error)) from error.__cause__
 
@@ -183,10 +195,23 @@ class Pool:
         return await self.connect()
 
     def _put_back(self, connection: Connection, usable: bool) -> None:
-        if usable:
-            self._idle.append(connection)
-        else:
+        if not usable or self.closed:
             connection.terminate()
+            return
+        connection.idle_since = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+        if self._trimming is None and len(self._idle) > self._idle_max:
+            self._trimming = asyncio.get_running_loop().call_later(IDLE_S, self._trim)
+
+    def _trim(self) -> None:
+        """Close the connections that were not used for a while, but for some."""
+        loop, self._trimming = asyncio.get_running_loop(), None
+        while len(self._idle) > self._idle_max:
+            wait_s = self._idle[0].idle_since + IDLE_S - loop.time()
+            if wait_s > 0:
+                self._trimming = loop.call_later(wait_s, self._trim)
+                return
+            self.spawn(self._idle.pop(0).close(timeout=CLOSE_TIMEOUT_S))
 
     def _fail_over(self) -> None:
         """Use no connection again that exists now."""
@@ -196,7 +221,7 @@ class Pool:
     async def _prepare_once(self, connection: Connection) -> None:
         if self._prepare is not None:
             async with asyncio.timeout(STATEMENT_TIMEOUT_S):
-                await self._prepare(connection)
+                await self._used(self._prepare, connection, True)
             self._prepare = None
 
     def _drop_idle(self) -> None:
@@ -208,19 +233,6 @@ class Pool:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # retrieved, though its caller may have stopped waiting
-
-    def _of_connecting(self, error: Exception) -> Exception:
-        """The error of this library for a failure to connect: nothing of the caller was sent."""
-        if isinstance(error, Error):
-            return error
-        secret = self._arguments.get("password") or ""
-        text = f"postgres: cannot connect: {type(error).__name__}: {error}"
-        if isinstance(error, _UNREACHABLE):
-            return StorageUnavailable(text.replace(secret, "***") if secret else text)
-        if isinstance(error, asyncpg.PostgresError):
-            lasting = (error.sqlstate or "").startswith(_LASTING)
-            return StorageUnavailable(text.replace(secret, "***") if secret else text, retry=not lasting)
-        return StorageUnavailable(f"postgres: cannot connect: {type(error).__name__}", retry=False)
 
 
 class _Watchdog:
@@ -258,20 +270,32 @@ class _Watchdog:
                 connection.terminate()
 
 
-def _has_moved(error: BaseException) -> bool:
+def _has_moved(error: BaseException | None) -> bool:
+    if isinstance(error, NotThePrimary):
+        return True
     return isinstance(error, asyncpg.PostgresError) and (error.sqlstate or "").startswith(_MOVED)
+
+
+def _is_of_the_server(error: BaseException) -> bool:
+    """Whether the server itself reports an error that ended the transaction, and no pooler."""
+    return (
+        isinstance(error, asyncpg.PostgresError)
+        and error.severity_en == "ERROR"
+        and error.sqlstate not in _UNKNOWN
+        and bool(error.server_source_filename and error.server_source_line)
+    )
 
 
 def _of_statement(error: BaseException) -> Exception | None:
     """The error of this library for the failure of a statement; `None` for a cancellation."""
     if isinstance(error, Error | ValueError) and not isinstance(error, asyncpg.InterfaceError):
         return error
-    if isinstance(error, asyncpg.PostgresError) and error.severity_en == "ERROR":
+    if isinstance(error, asyncpg.PostgresError) and _is_of_the_server(error):
         state = error.sqlstate or ""
         text = f"postgres: {state} {error}"
         if state in _CORRUPT:
             return Corruption(text)
-        return ServerRefused(text, retry=state.startswith(_PASSING) and not state.startswith(_LASTING))
+        return ServerRefused(text, retry=state.startswith(_PASSING) and not is_lasting(error))
     if isinstance(error, asyncpg.DataError):  # the driver could not encode an argument
         return ServerRefused(f"postgres: {type(error).__name__}", retry=False)
     if isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError | OSError | TimeoutError):

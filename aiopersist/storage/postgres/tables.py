@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aiopersist.errors import InvalidLocation
 
 if TYPE_CHECKING:
-    from aiopersist.storage.postgres.pool import Connection
+    from aiopersist.storage.postgres.connect import Connection
 
 # First users take turns: IF NOT EXISTS alone is not safe. The number means nothing but this lock.
 _LOCK = "SELECT pg_advisory_xact_lock(7164775410254338405)"

@@ -1,2 +1,2 @@
-"""A blob store in an S3 bucket, or in any store of the same protocol: `blob` keeps the contract, `errors`
-maps errors."""
+"""A store in an S3 bucket, or in any store of the same protocol: `blob` and `bucket` keep the contracts,
+`client` makes requests, which `session` sends once, `errors` maps errors."""

@@ -9,7 +9,7 @@ length is wrong is read again at most twice, and then is `Corruption`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Self
 
 from aiopersist.errors import Indeterminate, StorageUnavailable
@@ -49,22 +49,15 @@ class S3Blob(Blob):
         return None if found is None else found[0]
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
-        if length > 0:
-            found = await self._client.get(self._name(key), (offset, length))
-            return None if found is None else found[0]
-        target = self._object(key)
-        ask = self._client.ask
-        head = await ask("get_range", lambda s3: s3.head_object(**target), none_if=errors.is_missing)
-        return None if head is None else b""
+        found = await self._client.get(self._name(key), (offset, max(length, 1)))
+        return None if found is None else found[0][:length]
 
     async def set(self, key: str, data: bytes | memoryview) -> None:
-        target = self._object(key)
-        view = memoryview(data).cast("B")
+        name, view = self._name(key), memoryview(data).cast("B")
         if len(view) > PART_BYTES:
-            await self._set_in_parts(target, view)
+            await self._set_in_parts(name, view)
         else:
-            body = bytes(view)
-            await self._client.ask("set", lambda s3: s3.put_object(**target, Body=body), writing=True)
+            await self._client.put(name, bytes(view))
 
     async def delete(self, keys: Sequence[str]) -> None:
         await self._client.delete([self._name(key) for key in keys])
@@ -93,11 +86,10 @@ class S3Blob(Blob):
 
     # Writing in parts
 
-    async def _set_in_parts(self, target: dict[str, Any], view: memoryview) -> None:
+    async def _set_in_parts(self, name: str, view: memoryview) -> None:
+        target = self._client.target(name)
         upload_of = {**target, "ChecksumAlgorithm": "CRC32"}  # the driver computes it for each part
-        created = await self._client.ask(
-            "set", lambda s3: s3.create_multipart_upload(**upload_of), writing=True
-        )
+        created = await self._client.ask("set", lambda s3: _begun(s3, upload_of), writing=True)
         upload = {**target, "UploadId": created["UploadId"]}
         try:
             parts = await self._upload_parts(upload, view)
@@ -107,18 +99,23 @@ class S3Blob(Blob):
                 writing=True,
             )
             if not done.get("ETag"):
-                await self._check_there(target, len(view))
+                await self._check_there(name, len(view))
         except BaseException:
             task = asyncio.create_task(self._abort(upload))  # goes on if the caller is cancelled
             self._aborting.add(task)
             task.add_done_callback(self._aborting.discard)
             raise
 
-    async def _check_there(self, target: dict[str, Any], size: int) -> None:
+    async def _check_there(self, name: str, size: int) -> None:
         """`Indeterminate` unless the whole value is there. A server may answer 200 before it completes an
         upload, and tell the outcome in the body: one that was cut off, or is of a proxy, tells nothing."""
-        there = await self._client.ask("set", lambda s3: s3.head_object(**target), none_if=errors.is_missing)
-        if there is None or there["ContentLength"] != size:
+        try:
+            found = await self._client.get(name, (0, 1))
+        except StorageUnavailable as error:
+            raise Indeterminate(f"s3: set: an upload may have been completed: {error}") from error
+        answer = {} if found is None else found[1]
+        there = answer.get("ContentRange", "").rpartition("/")[2] or answer.get("ContentLength")
+        if there is None or int(there) != size:
             raise Indeterminate("s3: set: the answer does not tell whether the upload was completed")
 
     async def _upload_parts(self, upload: dict[str, Any], view: memoryview) -> Sequence[dict[str, Any]]:
@@ -141,7 +138,7 @@ class S3Blob(Blob):
     async def _upload_part(self, request: dict[str, Any]) -> dict[str, Any]:
         for attempt in range(1, PART_ATTEMPTS + 1):
             try:
-                answer = await self._client.ask("set", lambda s3: s3.upload_part(**request), writing=True)
+                answer = await self._client.ask("set", lambda s3: _part(s3, request), writing=True)
             except (Indeterminate, StorageUnavailable) as error:
                 if attempt == PART_ATTEMPTS or not getattr(error, "retry", True):
                     raise
@@ -163,5 +160,14 @@ class S3Blob(Blob):
         check_blob_key(key)
         return key
 
-    def _object(self, key: str) -> dict[str, Any]:
-        return self._client.target(self._name(key))
+
+async def _begun(s3: Any, request: dict[str, Any]) -> Mapping[str, Any]:
+    answer: Mapping[str, Any] = await s3.create_multipart_upload(**request)
+    errors.check_own(answer, "UploadId")
+    return answer
+
+
+async def _part(s3: Any, request: dict[str, Any]) -> Mapping[str, Any]:
+    answer: Mapping[str, Any] = await s3.upload_part(**request)
+    errors.check_own(answer, "ETag", is_empty=True)
+    return answer

@@ -3,10 +3,13 @@
 
 from collections.abc import Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Self
 
+from aiopersist.errors import StorageUnavailable
 from aiopersist.runtime import Runtime
 from aiopersist.storage.address import Address
+from aiopersist.storage.objects.answers import tag_of
 from aiopersist.storage.objects.bucket import Object, Tagged
 from aiopersist.storage.objects.clock import ServerClock
 from aiopersist.storage.objects.served import ServedBucket
@@ -30,7 +33,12 @@ class S3Bucket(ServedBucket[S3Client]):
 
     async def get(self, name: str) -> Object | None:
         found = await self._client.get(name)
-        return None if found is None else Object(found[0], str(found[1]["ETag"]))
+        if found is None:
+            return None
+        tag = tag_of(found[1].get("ETag"))
+        if not tag:
+            raise StorageUnavailable(f"{self!r}: get: the answer has no ETag, so it is not the store's")
+        return Object(found[0], tag)
 
     async def find(self, prefix: str, *, after: str = "", limit: int | None = None) -> list[Tagged]:
         client, found = self._client, list[Tagged]()
@@ -39,7 +47,7 @@ class S3Bucket(ServedBucket[S3Client]):
         async with aclosing(client.pages(prefix, MaxKeys=size, **start)) as pages:
             async for page in pages:
                 found += [
-                    Tagged(item["Key"].removeprefix(client.prefix), str(item["ETag"]))
+                    Tagged(item["Key"].removeprefix(client.prefix), tag_of(item.get("ETag")))
                     for item in page.get("Contents", ())
                 ]
                 if limit is not None and len(found) >= limit:
@@ -60,5 +68,4 @@ class S3Bucket(ServedBucket[S3Client]):
         return self._clock.now() if self._clock.is_known else await self.clock()
 
     async def clock(self) -> float:
-        await self.get(ABSENT)
-        return self._told("s3: clock: the answers have no Date")
+        return await self._asked_clock(partial(self.get, ABSENT))

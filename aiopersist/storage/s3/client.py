@@ -2,13 +2,13 @@
 used, and what every request needs.
 
 The client of the driver is made in the event loop that first uses it. Loading its data takes a good part of a
-second, and so happens in a worker thread. The driver repeats no request: the layers above do.
+second, and so happens in a worker thread. The driver repeats no request: the layers above do (`session`).
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from functools import cache
+from functools import cache, partial
 from typing import Any, Self, TypeVar
 
 from aiobotocore.config import AioConfig
@@ -16,10 +16,13 @@ from aiobotocore.session import AioSession, get_session
 from anyio import to_thread
 
 from aiopersist.errors import Corruption, InvalidLocation
+from aiopersist.runtime import OwnProcess
 from aiopersist.storage.address import Address, is_endpoint
 from aiopersist.storage.keys import closed
+from aiopersist.storage.objects import answers
 from aiopersist.storage.objects.clock import ServerClock
 from aiopersist.storage.s3 import errors as errors
+from aiopersist.storage.s3.session import OnceSession
 
 T = TypeVar("T")
 
@@ -56,6 +59,7 @@ class S3Client:
         """The client of the driver, once it is made."""
         self._credentials = dict(credentials or {})
         self._what = what
+        self._process = OwnProcess(what)
         self._clock = clock
         self._stack = AsyncExitStack()
         self._opening = asyncio.Lock()
@@ -93,6 +97,7 @@ class S3Client:
         return {"Bucket": self.bucket, "Key": self.prefix + name}
 
     def check_open(self) -> None:
+        self._process.check()
         if self.closed:
             raise closed(self._what)
 
@@ -105,6 +110,7 @@ class S3Client:
         none_if: Callable[[BaseException], bool] = lambda error: False,
     ) -> T | Any:
         """Make one request; its errors become those of this library. `None` for errors that are `none_if`."""
+        self._process.check()
         try:
             s3 = self.s3 or await self._client()
             return await request(s3)
@@ -134,18 +140,23 @@ class S3Client:
                 return found
         raise Corruption(f"{self!r}: {name} came damaged {READ_ATTEMPTS} times: {damage}")
 
+    async def put(self, name: str, data: bytes) -> None:
+        """Write an object in one request."""
+        put = {**self.target(name), "Body": data}
+        await self.ask("set", lambda s3: _put(s3, put), writing=True)
+
     async def create(self, name: str, data: bytes) -> str | None:
         """Write an object that is not there; its tag, `None` if it is there. Servers that know no conditions
         write it again."""
         put = {**self.target(name), "Body": data, "IfNoneMatch": "*"}
-        answer = await self.ask("set", lambda s3: s3.put_object(**put), none_if=errors.is_there, writing=True)
-        return None if answer is None else str(answer.get("ETag", ""))
+        answer = await self.ask("set", lambda s3: _put(s3, put), none_if=errors.is_there, writing=True)
+        return None if answer is None else answers.tag_of(answer["ETag"])
 
     async def pages(self, prefix: str, **wanted: Any) -> AsyncGenerator[Mapping[str, Any], None]:
         """The driver's answers to a list of the names that begin with `prefix`, until there are no more."""
         wanted = {"Bucket": self.bucket, "Prefix": self.prefix + prefix, **wanted}
         while True:
-            page = await self.ask("list", lambda s3: s3.list_objects_v2(**wanted))
+            page = await self.ask("list", lambda s3: _page(s3, wanted))
             yield page
             if not page.get("IsTruncated"):
                 return
@@ -155,19 +166,15 @@ class S3Client:
         """Delete these objects; those that are absent are fine."""
         for begin in range(0, len(names), DELETE_MAX):
             objects = [{"Key": self.prefix + name} for name in names[begin : begin + DELETE_MAX]]
-            answer = await self.ask(
-                "delete",
-                lambda s3, wanted=objects: s3.delete_objects(  # type: ignore[misc]
-                    Bucket=self.bucket, Delete={"Objects": wanted, "Quiet": True}
-                ),
-                writing=True,
-            )
+            request = {"Bucket": self.bucket, "Delete": {"Objects": objects, "Quiet": False}}
+            answer = await self.ask("delete", partial(_deleted, request), writing=True)
             for failure in answer.get("Errors", ()):
                 if failure.get("Code") not in ("NoSuchKey", "404"):
                     op = f"delete {failure.get('Key')!r}"
                     raise errors.of_code(str(failure.get("Code")), repr(self), op)
 
     async def aclose(self) -> None:
+        self._process.check()
         self.closed = True
         async with self._opening:  # a client that is being made is closed, too
             self.s3 = None
@@ -192,6 +199,7 @@ class S3Client:
             connect_timeout=CONNECT_TIMEOUT_S,
             read_timeout=READ_TIMEOUT_S,
             retries={"mode": "standard", "total_max_attempts": 1},
+            http_session_cls=OnceSession,
             s3={"addressing_style": "path" if self.endpoint else "auto"},
         )
         return session.create_client(
@@ -201,6 +209,28 @@ class S3Client:
 
 class Damaged(Exception):
     """The body differs from its headers."""
+
+
+async def _put(s3: Any, request: dict[str, Any]) -> Mapping[str, Any]:
+    answer: Mapping[str, Any] = await s3.put_object(**request)
+    errors.check_own(answer, "ETag", is_empty=True)
+    return answer
+
+
+async def _page(s3: Any, request: dict[str, Any]) -> Mapping[str, Any]:
+    answer: Mapping[str, Any] = await s3.list_objects_v2(**request)
+    errors.check_own(answer, "IsTruncated")  # any other document, or none, reads as an empty list
+    if answer["IsTruncated"]:
+        errors.check_own(answer, "NextContinuationToken")
+    return answer
+
+
+async def _deleted(request: dict[str, Any], s3: Any) -> Mapping[str, Any]:
+    """The answer to a request that deletes, which names each object: another document names none."""
+    answer: Mapping[str, Any] = await s3.delete_objects(**request)
+    if len(answer.get("Deleted", ())) + len(answer.get("Errors", ())) < len(request["Delete"]["Objects"]):
+        raise answers.ForeignAnswer
+    return answer
 
 
 async def _body(
@@ -216,6 +246,8 @@ async def _body(
         if errors.is_damaged(error):
             raise Damaged(type(error).__name__) from error
         raise
+    if answers.is_page(answer.get("ContentType")):
+        raise answers.ForeignAnswer
     if len(data) != answer["ContentLength"]:
         raise Damaged(f"{len(data)} bytes of {answer['ContentLength']}")
     if wanted is None:
@@ -228,14 +260,14 @@ async def _body(
 
 
 def _hear_dates(s3: Any, clock: ServerClock) -> None:
-    """Let the clock hear the date of each answer, errors included."""
+    """Let the clock hear the date of each answer that is the store's own, errors included."""
 
     def sends(context: dict[str, Any], **_: Any) -> None:
         context["aiopersist_sent"] = clock.sent()
 
     def answered(parsed: Mapping[str, Any], context: dict[str, Any], **_: Any) -> None:
         headers = parsed.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-        clock.answered(headers.get("date"), context["aiopersist_sent"])
+        clock.heard(headers, str(parsed.get("Error", {}).get("Code", "")), context["aiopersist_sent"])
 
     s3.meta.events.register("before-call.s3", sends)
     s3.meta.events.register("after-call.s3", answered)

@@ -1,8 +1,12 @@
 """The meaning of the errors of S3 and its driver.
 
 A request that surely was not carried out, or that only read, is `StorageUnavailable`; a write whose answer is
-lost is `Indeterminate`. A text holds the place, the operation and the server's code, never its message.
+lost, or is not the store's own (`objects/answers.py`), is `Indeterminate`. A text holds the place, the
+operation and the server's code, never its message.
 """
+
+from collections.abc import Mapping
+from typing import Any
 
 import aiohttp
 from botocore import exceptions as driver
@@ -10,9 +14,9 @@ from botocore import exceptions as driver
 from aiopersist.errors import Error, Indeterminate, StorageUnavailable
 from aiopersist.storage.objects import answers
 
-_MISSING = {"NoSuchKey", "404", "NotFound"}
-_THERE = {"PreconditionFailed", "412"}
-_BEYOND_THE_END = {"InvalidRange", "416"}
+_MISSING = "NoSuchKey"
+_THERE = "PreconditionFailed"
+_BEYOND_THE_END = "InvalidRange"
 _NO_CREDENTIALS = (
     driver.NoCredentialsError,
     driver.PartialCredentialsError,
@@ -23,23 +27,23 @@ _NO_CREDENTIALS = (
 
 
 def code(error: BaseException) -> str:
-    """The server's code, or an empty text."""
+    """The server's code, or an empty text; the driver gives the status where the body has none."""
     if isinstance(error, driver.ClientError):
         return str(error.response.get("Error", {}).get("Code", ""))
     return ""
 
 
 def is_missing(error: BaseException) -> bool:
-    return code(error) in _MISSING
+    return code(error) == _MISSING
 
 
 def is_there(error: BaseException) -> bool:
     """Whether a put was refused, because the blob is there."""
-    return code(error) in _THERE
+    return code(error) == _THERE
 
 
 def is_beyond_the_end(error: BaseException) -> bool:
-    return code(error) in _BEYOND_THE_END
+    return code(error) == _BEYOND_THE_END
 
 
 def is_damaged(error: BaseException) -> bool:
@@ -47,6 +51,14 @@ def is_damaged(error: BaseException) -> bool:
     if isinstance(error, driver.FlexibleChecksumError | driver.ChecksumError | driver.IncompleteReadError):
         return True
     return any(isinstance(e, aiohttp.ClientPayloadError) for e in _causes(error))
+
+
+def check_own(answer: Mapping[str, Any], member: str, *, is_empty: bool = False) -> None:
+    """`ForeignAnswer` unless a success has what the store's own has: that member, and no body if
+    `is_empty`."""
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    if member not in answer or (is_empty and headers.get("content-length", "0") != "0"):
+        raise answers.ForeignAnswer
 
 
 def mapped(error: Exception, place: str, op: str, *, writing: bool) -> Exception:
@@ -70,7 +82,7 @@ def of_code(name: str, place: str, op: str) -> Exception:
 
 def _of_server(error: driver.ClientError, place: str, op: str, writing: bool) -> Exception:
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    name = code(error)
+    name = code(error) if answers.is_code(code(error)) else ""
     return answers.refusal(f"{place}: {op}: {status} {name}", status, name, writing=writing)
 
 

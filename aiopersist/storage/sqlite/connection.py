@@ -10,17 +10,22 @@ itself for the last one by locks of the file. A process loses *all* its locks of
 
 So each store opens one file only, and a result counts only if the file and its log are still at their paths.
 It cannot heal by opening them anew: a connection that closes may write its old log to the file.
+
+The log lies beside the name by which a file was opened; a symbolic link is followed first. A file with
+several names would have several logs, and who opens it by one name would not see what was committed by
+another.
 """
 
 import os
 import sqlite3
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from aiopersist.errors import StorageUnavailable
-
-FileId = tuple[int, int]
-"""The device and the number of a file."""
+from aiopersist.storage.sqlite import forks as forks
+from aiopersist.storage.sqlite.forks import FileId
 
 
 class KnownFiles(sqlite3.Connection):
@@ -37,6 +42,10 @@ class KnownFiles(sqlite3.Connection):
         """Whether the files at the path are those that are open."""
         return self.database == file_id(path) and self.log == file_id(_log(path))
 
+    def close(self) -> None:
+        super().close()
+        forks.closed(self)
+
     def check_at(self, path: str) -> None:
         """`StorageUnavailable` unless they are."""
         check_same(self.database, file_id(path), path)
@@ -50,6 +59,20 @@ def check_same(opened: FileId | None, there: FileId | None, path: str) -> None:
         raise StorageUnavailable(text, retry=False)
 
 
+def path_of(path: str | os.PathLike[str]) -> str:
+    """The absolute path of the file to which the path leads: there the log is."""
+    found = os.path.abspath(path)
+    return os.path.realpath(found) if os.path.islink(found) else found
+
+
+def _check_one_name(path: str) -> None:
+    """`StorageUnavailable` if the file has other names, by which others would open it with another log."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if (names := os.stat(path).st_nlink) > 1:
+            text = f"the file has {names} names (hard links), each of which would have a log of its own"
+            raise StorageUnavailable(f"{path}: {text}: copy it to a file of its own", retry=False)
+
+
 def file_id(path: str) -> FileId | None:
     """The file at the path, if there is one."""
     try:
@@ -59,20 +82,33 @@ def file_id(path: str) -> FileId | None:
     return found.st_dev, found.st_ino
 
 
+_opening = threading.Lock()
+
+
 def connected(
-    path: str, options: str, busy_timeout_s: float, prepare: Callable[[sqlite3.Connection], None]
+    path: str,
+    options: str,
+    busy_timeout_s: float,
+    prepare: Callable[[sqlite3.Connection], None],
+    make: Callable[[str], None] = lambda path: None,
 ) -> KnownFiles:
-    """A prepared connection to the file."""
+    """A prepared connection to the file. `make` is called while no other thread opens one."""
     url = f"{Path(path).as_uri()}?{options}"
-    connection = sqlite3.connect(  # the worker is one thread at a time, and not always the same
-        url,
-        uri=True,
-        timeout=busy_timeout_s,
-        isolation_level=None,
-        check_same_thread=False,
-        factory=KnownFiles,
-    )
+    with _opening:
+        make(path)
+        forks.check_openable(path, file_id(path))
+        _check_one_name(path)
+        connection = sqlite3.connect(  # the worker is one thread at a time, and not always the same
+            url,
+            uri=True,
+            timeout=busy_timeout_s,
+            isolation_level=None,
+            check_same_thread=False,
+            factory=KnownFiles,
+        )
     try:
+        if (file := file_id(path)) is not None:
+            forks.opened(connection, file)
         prepare(connection)
         connection.know(path)
     except BaseException:

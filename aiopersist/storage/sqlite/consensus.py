@@ -2,7 +2,8 @@
 and durable, and what its errors mean.
 
 *Hints*: see `hints`. The transaction that commits reads the table of listeners. So it tells a listener that
-was announced before; a listener that is announced after it reads the store once it is announced.
+was announced before; a listener that is announced after it reads the store once it is announced. It
+reads the wishes, too, whose moments are those of the clock that all processes of the host share.
 """
 
 import os
@@ -11,15 +12,17 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from aiopersist.runtime import SYSTEM, Runtime
-from aiopersist.storage.consensus import Entry, Versioned
+from aiopersist.storage.consensus import Entry, Versioned, seqnos_of
 from aiopersist.storage.keys import check_consensus_key, check_entries
 from aiopersist.storage.sqlite import sql as sql
 from aiopersist.storage.sqlite.file import BUSY_DELAY_MAX_S, OneStatement, SqliteFile, SqliteTransaction
 from aiopersist.storage.sqlite.hints import LoopbackHints
 from aiopersist.storage.sqlite.reads import SqliteReads
 from aiopersist.storage.watch import Watch
+from aiopersist.storage.wishes import HeardWishes, Wish
 
 T = TypeVar("T")
+_Newer = dict[str, Versioned]
 
 _BETWEEN_SLICES_S = 2 * BUSY_DELAY_MAX_S  # a process that waits for the lock tries more often
 
@@ -32,10 +35,10 @@ class SqliteConsensus(SqliteReads):
     def __init__(self, path: str | os.PathLike[str], *, runtime: Runtime = SYSTEM) -> None:
         self._runtime = runtime
         self._hints = LoopbackHints(str(runtime.uuid()))
+        self._heard = HeardWishes(runtime)
+        self._newer: dict[str, Versioned] = {}
         self._announced = False
-        self._file = SqliteFile(
-            path, runtime, sql.prepare, lambda connection: _Moves(connection, self._hints)
-        )
+        self._file = SqliteFile(path, runtime, sql.prepare, self._begun)
 
     def __repr__(self) -> str:
         return f"<SqliteConsensus {self._file.path}>"
@@ -47,24 +50,36 @@ class SqliteConsensus(SqliteReads):
         entry = Entry(key, expected, data)
         check_entries([entry])
 
-        def work(transaction: _Moves) -> bool:
+        def work(transaction: _Moves) -> _Newer | None:
             won = sql.compare_and_set_one(transaction.connection, entry)
-            if won:
-                transaction.moved.append(key)
-            return won
+            return transaction.tried([entry], won=won)
 
-        return await self._file.write(OneStatement(work))
+        return self._told([key], await self._file.write(OneStatement(work)))
 
     async def compare_and_set_many(self, entries: Sequence[Entry]) -> bool:
         check_entries(entries)
 
-        def work(transaction: _Moves) -> bool:
-            won = sql.compare_and_set(transaction.connection, entries)
-            if won:
-                transaction.moved += [entry.key for entry in entries]
-            return won
+        def work(transaction: _Moves) -> _Newer | None:
+            return transaction.tried(entries, won=sql.compare_and_set(transaction.connection, entries))
 
-        return await self._file.write(work)
+        return self._told([entry.key for entry in entries], await self._file.write(work))
+
+    def _told(self, keys: Sequence[str], newer: _Newer | None) -> bool:
+        """Whether a compare-and-set of these keys won, by the answer: else it has the newer heads."""
+        for key in keys if self._newer else ():
+            self._newer.pop(key, None)
+        self._newer |= newer or {}
+        return newer is None
+
+    def newer(self, key: str) -> Versioned | None:
+        return self._newer.pop(key, None)
+
+    async def wish(self, keys: Sequence[str], who: str, for_s: float, waited_s: float) -> None:
+        now, wishes = self._runtime.wall(), [Wish(key, who, for_s, waited_s) for key in keys]
+        await self._file.write(lambda transaction: sql.wish(transaction.connection, wishes, now))
+
+    def stand_back_s(self, key: str, who: str, waited_s: float) -> float:
+        return self._heard.stand_back_s(key, who, waited_s)
 
     async def truncate(self, key: str, seqno: int) -> int:
         """One commit per 500 versions, and other writers have their turn between two of them. With the first
@@ -73,9 +88,7 @@ class SqliteConsensus(SqliteReads):
         check_consensus_key(key)
 
         def work(transaction: _Moves) -> sql.Truncation:
-            done = sql.truncate(transaction.connection, key, seqno)
-            transaction.shrinks = not done.unfinished
-            return done
+            return sql.truncate(transaction.connection, key, seqno)
 
         dropped, unfinished = await self._file.write(work)
         while unfinished:
@@ -89,7 +102,7 @@ class SqliteConsensus(SqliteReads):
         def work(transaction: _Moves) -> bool:
             gone = sql.remove(transaction.connection, key, expected)
             if gone:
-                transaction.moved.append(key)
+                transaction.moved.append((key, sql.SEQNO_MAX))  # to none that anybody expects
             return gone
 
         return await self._file.write(work)
@@ -121,6 +134,9 @@ class SqliteConsensus(SqliteReads):
         finally:
             self._hints.sender.close()
 
+    def _begun(self, connection: sqlite3.Connection) -> "_Moves":
+        return _Moves(connection, self._hints, self._heard, self._runtime.wall())
+
     async def _announce(self) -> bool:
         """Announce the listener, once. True if this call did it: keys that moved before came without a
         hint."""
@@ -139,13 +155,29 @@ class SqliteConsensus(SqliteReads):
 
 
 class _Moves(SqliteTransaction):
-    """Gathers the keys that moved, and sends hints once the transaction is durable."""
+    """Gathers the keys that moved, and sends hints once the transaction is durable. `heard` hears the wishes
+    that are there, by a clock that says `now`."""
 
-    def __init__(self, connection: sqlite3.Connection, hints: LoopbackHints) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, hints: LoopbackHints, heard: HeardWishes, now: float
+    ) -> None:
         super().__init__(connection)
-        self.moved: list[str] = []
+        self.moved: list[tuple[str, int]] = []
+        """Keys, and the versions to which they did."""
+        self.lost: list[tuple[str, int]] = []
         self._hints = hints
+        self._heard = heard
+        self._now = now
         self._targets: dict[str, int] = {}
+
+    def tried(self, entries: Sequence[Entry], *, won: bool) -> _Newer | None:
+        """Note a compare-and-set, and give the heads to which it was lost, of this same transaction; `None`:
+        it was won."""
+        (self.moved if won else self.lost).extend(seqnos_of(entries).items())
+        if won:
+            return None
+        found = sql.heads(self.connection, {entry.key: entry.expected for entry in entries})
+        return {key: head for key, head in found.items() if head is not None}
 
     def mark(self) -> int:
         return len(self.moved)
@@ -154,19 +186,20 @@ class _Moves(SqliteTransaction):
         del self.moved[mark:]
 
     def before_commit(self) -> None:
-        if not self.moved:
-            return
         try:
-            self._targets = self._listeners()
+            if tried := [*self.moved, *self.lost]:
+                self._heard.hear(list(dict(tried)), sql.wishes(self.connection, self._now))
+            if self.moved:
+                self._targets = self._listeners()
         except sqlite3.Error:  # hints may be lost; a commit may not
             if not self.connection.in_transaction:
                 raise
-            self._targets = {}
 
     def after_commit(self) -> None:
         hints = self._hints
-        hints.waiters.wake(self.moved)
-        hints.gone = hints.sender.send(self._targets, self.moved) if self._targets else set()
+        moved = dict(self.moved)
+        hints.waiters.wake(moved, moved)
+        hints.gone = hints.sender.send(self._targets, list(moved)) if self._targets else set()
 
     def _listeners(self) -> dict[str, int]:
         for gone in self._hints.gone:

@@ -25,19 +25,29 @@ of several fails alone: each has a savepoint, or changes the file by one stateme
 SQLite gave up the whole transaction, each job runs again in a transaction of its own.
 
 *The same file*: see `connection`. A result counts only if the files are still at their paths.
+
+*Checkpoints*, which copy the log into the file, run only while this process holds the lock of writers. A
+checkpoint of SQLite before 3.51.3 that another process's commit overtakes may take frames of a log that began
+anew for copied ones, and they are lost (its "WAL-reset bug"): SQLite's own checkpoints hold that lock neither
+at a commit nor where another writer has it. So they are off. Here one connection holds the lock, and another
+makes the checkpoint; no log can begin anew meanwhile. The one that SQLite makes as the last connection closes
+has the whole file for itself.
 """
 
 import os
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, Generic, TypeVar
 
 from aiopersist.errors import Corruption, Error, Indeterminate, InvalidLocation, StorageUnavailable
 from aiopersist.runtime import Runtime
 from aiopersist.storage import folders
 from aiopersist.storage.folders import make_root
-from aiopersist.storage.sqlite.connection import FileId, KnownFiles, check_same, connected, file_id
+from aiopersist.storage.sqlite.connection import KnownFiles, check_same, connected, file_id, path_of
+from aiopersist.storage.sqlite.forks import FileId
+from aiopersist.storage.sqlite.rights import check_rights, make_file
 from aiopersist.storage.sqlite.worker import ThreadJob, WorkerThread
 
 T = TypeVar("T")
@@ -45,7 +55,7 @@ T = TypeVar("T")
 _BUSY_TIMEOUT_S = 5.0  # a writer holds the lock for milliseconds; after this the retry layer waits
 _BUSY_DELAY_MIN_S = 0.0002  # about a commit
 BUSY_DELAY_MAX_S = 0.01
-LOG_BYTES_MAX = 512 * 1024  # SQLite itself lets it grow to 4 MB, and keeps it so long
+LOG_BYTES_MAX = 1024 * 1024  # beyond it there is a checkpoint, and a log that begins anew is cut to it
 
 
 class SqliteTransaction:
@@ -54,8 +64,6 @@ class SqliteTransaction:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
-        self.shrinks = False
-        """Whether it has deleted much, so that it is the moment to shorten the log."""
 
     def mark(self) -> int:
         """The point at which a job begins; see `undo`."""
@@ -75,8 +83,8 @@ X = TypeVar("X", bound=SqliteTransaction)
 
 
 class OneStatement(Generic[X, T]):
-    """A job that changes the file by one statement at most, its last step. A statement that fails changes
-    nothing, so the job needs no savepoint, which is two statements more."""
+    """A job that changes the file by one statement at most; if that changed it, it is the last step. A
+    statement that fails changes nothing, so the job needs no savepoint, which is two statements more."""
 
     __slots__ = ("_work",)
 
@@ -99,12 +107,13 @@ class SqliteFile(Generic[X]):
         prepare: Callable[[sqlite3.Connection], None],
         begin: Callable[[sqlite3.Connection], X],
     ) -> None:
-        self.path = os.path.abspath(path)
+        self.path = path_of(path)
         self._runtime = runtime
         self._prepare = prepare
         self._begin = begin
         self._never = threading.Event()  # waited on, never set: a thread's sleep
         self._database: FileId | None = None  # the first that a connection opened
+        self._checkpoint_at = LOG_BYTES_MAX
         self._write_connection: KnownFiles | None = None
         self._read_connection: KnownFiles | None = None
         self._writer = WorkerThread("aiopersist-sqlite-write", self._write_group)
@@ -231,17 +240,26 @@ class SqliteFile(Generic[X]):
         for job, result in done:
             job.succeed(result)
         transaction.after_commit()
-        if transaction.shrinks:
-            self._shrink_log(transaction.connection)
-
-    def _shrink_log(self, connection: sqlite3.Connection) -> None:
-        """Empty a long write-ahead log into the file: it stays as long as it ever was while the file is open.
-        That waits for nobody, and where it fails, or a reader needs the log, nothing has changed."""
         try:
-            if os.path.getsize(f"{self.path}-wal") > LOG_BYTES_MAX:
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        except (OSError, sqlite3.Error):
-            pass
+            self._empty_log()
+        except (OSError, sqlite3.Error, Error, MemoryError):
+            pass  # nothing has changed, and a later commit tries again
+
+    def _empty_log(self) -> None:
+        """Copy a long log into the file, so that it begins anew with the next commit; if a reader needs it,
+        it grows by as much again before the next try."""
+        size = os.path.getsize(f"{self.path}-wal")
+        if size <= LOG_BYTES_MAX:
+            self._checkpoint_at = LOG_BYTES_MAX
+        if size <= self._checkpoint_at:
+            return
+        self._begun()
+        try:
+            with closing(self._connect(0.0)) as beside:
+                beside.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            self._checkpoint_at = size + LOG_BYTES_MAX
+        finally:
+            self._roll_back()
 
     def _check_files(self) -> None:
         if self._write_connection is not None:
@@ -285,9 +303,10 @@ class SqliteFile(Generic[X]):
         make_root(os.path.dirname(self.path), "sqlite")
         if os.path.isdir(self.path):
             raise InvalidLocation(f"sqlite: {self.path} is a directory")
+        check_rights(self.path)
         options = "psow=1"  # no padding after a commit record, see the header
         return connected(
-            self.path, options, busy_timeout_s, lambda c: self._retried(lambda: self._prepare(c))
+            self.path, options, busy_timeout_s, lambda c: self._retried(lambda: self._prepare(c)), make_file
         )
 
     def _retried(self, step: Callable[[], T]) -> T:
@@ -354,6 +373,8 @@ def primary(error: Exception) -> int:
 
 def prepare_file(connection: sqlite3.Connection, *, has_tables: Callable[[], bool], ddl: str) -> None:
     """Bring the file into WAL mode and create the tables, once; safe for first users at the same time."""
+    connection.execute("PRAGMA wal_autocheckpoint = 0")  # see *Checkpoints*
+    connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES_MAX}")
     connection.execute("PRAGMA fullfsync = ON")
     mode = connection.execute("PRAGMA journal_mode").fetchone()
     if mode != ("wal",) and connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):

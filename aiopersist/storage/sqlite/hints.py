@@ -12,6 +12,7 @@ That is how the announcement of a process that died is found and deleted.
 import socket
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from aiopersist.storage.waiters import Waiters
 
@@ -56,8 +57,8 @@ class HintListener:
         """Stop listening; idempotent."""
         with self._lock:
             sock, self._socket = self._socket, None
-            if sock is not None:  # to itself: the process may have no descriptor left for another one
-                sock.sendto(b"", sock.getsockname())  # wakes the thread, which closes the port
+            if sock is not None:
+                _wake(sock)
 
     def _receive(self, sock: socket.socket) -> None:
         with sock:
@@ -67,6 +68,15 @@ class HintListener:
                     if self._socket is not sock:
                         return
                 self._waiters.wake(datagram.decode(errors="replace").split("\0"))
+
+
+def _wake(sock: socket.socket) -> None:
+    """End a wait of the thread, which then closes the port."""
+    try:
+        sock.sendto(b"", sock.getsockname())  # to itself: there may be no descriptor left for another one
+    except OSError:  # a container may have no loopback interface
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
 
 
 class HintSender:

@@ -5,7 +5,8 @@ are missing, under the reader's own user: the owner of the location might then n
 no connection is opened that would make them:
 
 - *`-wal` is there*: some process has the file open, or crashed while it had. A connection in `mode=ro` sees
-  every commit that has returned, as any other connection does, and is kept.
+  every commit that has returned, as any other connection does, and is kept. Of a file that this process may
+  not write it makes no `-shm`, either: where that is missing, the owner has to open the file.
 - *`-wal` is not there*: no process has the file open, and all data is in the database. A connection for this
   one read takes the file as immutable, and the read counts only if the file is the same after it: no `-wal`,
   and the same time of change. That time must not be too recent for the clock of the file system to tell two
@@ -26,11 +27,11 @@ from typing import Any, TypeVar
 from aiopersist.errors import InvalidLocation, StorageUnavailable
 from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.storage.consensus import Entry
-from aiopersist.storage.folders import in_the_way
+from aiopersist.storage.folders import in_the_way, may_write
 from aiopersist.storage.keys import check_consensus_key, closed
 from aiopersist.storage.readonly import refuse
 from aiopersist.storage.sqlite import sql as sql
-from aiopersist.storage.sqlite.connection import KnownFiles, connected
+from aiopersist.storage.sqlite.connection import KnownFiles, connected, path_of
 from aiopersist.storage.sqlite.file import mapped
 from aiopersist.storage.sqlite.reads import SqliteReads
 from aiopersist.storage.sqlite.worker import ThreadJob, WorkerThread
@@ -57,7 +58,7 @@ class SqliteReader:
     def __init__(
         self, path: str | os.PathLike[str], runtime: Runtime, prepare: Callable[[sqlite3.Connection], None]
     ) -> None:
-        self.path = os.path.abspath(path)
+        self.path = path_of(path)
         self._runtime = runtime
         self._prepare = prepare
         self._never = threading.Event()  # waited on, never set: a thread's sleep
@@ -98,7 +99,8 @@ class SqliteReader:
         for _ in range(READS_MAX):
             self._close_old()
             if self._live is None and _stat(f"{self.path}-wal") is not None:
-                self._live = connected(self.path, "mode=ro", BUSY_TIMEOUT_S, self._prepare)
+                options = "mode=ro" if may_write(self.path) else "mode=ro&readonly_shm=1"
+                self._live = connected(self.path, options, BUSY_TIMEOUT_S, self._prepare)
             if self._live is not None:
                 return work(self._live)
             if result := self._read_at_rest(work):

@@ -39,5 +39,9 @@ class SqliteReads(Consensus):
         bounds = (key, min(from_seqno, sql.SEQNO_MAX), min(max(limit, 0), sql.SEQNO_MAX))
         return await self._read(lambda connection: sql.scan(connection, *bounds))
 
+    async def leftovers(self, key: str) -> list[Versioned]:
+        check_consensus_key(key)
+        return await self._read(lambda connection: sql.leftovers(connection, key))
+
     async def list_keys(self, prefix: str) -> list[str]:
         return await self._read(lambda connection: sql.list_keys(connection, prefix))

@@ -4,6 +4,8 @@
 |-----------|----------------------------------------------------------------------------|
 | versions  | one version of a key                                                       |
 | listeners | the port at which a process listens for hints                              |
+| wishes    | until when a client wishes that others commit nothing to a key, and since  |
+|           | when it waits                                                              |
 
 *Truncation* happens at one moment, but its rows are deleted in slices, each in a transaction of its own, so
 that another writer waits for one slice at most. A row with a negative seqno `-n` is the *floor* of its key:
@@ -19,6 +21,7 @@ from typing import NamedTuple
 from aiopersist.errors import InvalidLocation
 from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.sqlite.file import prepare_file
+from aiopersist.storage.wishes import Wish
 
 SEQNO_MAX = 2**63 - 1
 SLICE_ROWS = 500  # deleted in about 10 ms
@@ -26,11 +29,16 @@ SLICE_BYTES = 4 * 1024 * 1024  # likewise: a deletion reads each page of a large
 _FORMAT = 1  # the file's user_version
 # A plain table with an index took 0.16 ms per commit where one WITHOUT ROWID took 0.19, and 64 keys
 # in a commit 1.0 ms instead of 2.5: rows of some KiB append to the table and keep the index small.
+_WISHES = """
+    CREATE TABLE IF NOT EXISTS wishes (
+        key TEXT NOT NULL, who TEXT NOT NULL, until REAL NOT NULL, since REAL NOT NULL, PRIMARY KEY (key, who)
+    )"""
 _SCHEMA = f"""
     CREATE TABLE versions (
         key TEXT NOT NULL, seqno INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (key, seqno)
     );
     CREATE TABLE listeners (id TEXT PRIMARY KEY, port INTEGER NOT NULL);
+    {_WISHES};
     PRAGMA user_version = {_FORMAT}
 """
 
@@ -39,6 +47,7 @@ def prepare(connection: sqlite3.Connection) -> None:
     """Bring the file into WAL mode and create the tables, once; safe for first users at the same time."""
     prepare_file(connection, has_tables=lambda: _format(connection) != 0, ddl=_SCHEMA)
     check_format(connection)
+    connection.execute(_WISHES)  # an earlier version of the library has made the others
 
 
 def check_format(connection: sqlite3.Connection) -> None:
@@ -104,6 +113,16 @@ def scan(connection: sqlite3.Connection, key: str, from_seqno: int, limit: int) 
     return [Versioned(*row) for row in rows.fetchall()]
 
 
+def leftovers(connection: sqlite3.Connection, key: str) -> list[Versioned]:
+    """The versions below the floor that are not deleted yet."""
+    rows = connection.execute(
+        "SELECT seqno, data FROM versions WHERE key = ? AND seqno >= 0 "
+        "AND seqno < coalesce((SELECT -min(seqno) FROM versions WHERE key = ?), 0)",
+        (key, key),
+    )
+    return [Versioned(*row) for row in rows.fetchall()]
+
+
 class Truncation(NamedTuple):
     """The result of one slice: how many versions it dropped, and whether rows are still to be deleted."""
 
@@ -143,6 +162,21 @@ def remove(connection: sqlite3.Connection, key: str, expected: Versioned) -> boo
         return False
     connection.execute("DELETE FROM versions WHERE key = ?", (key,))
     return True
+
+
+def wish(connection: sqlite3.Connection, wishes: Sequence[Wish], now: float) -> None:
+    """Leave these wishes, or withdraw those that last for no time; drop those that are over."""
+    connection.executemany(
+        "INSERT OR REPLACE INTO wishes (key, who, until, since) VALUES (?, ?, ?, ?)",
+        [(key, who, now + left_s, now - waited_s) for key, who, left_s, waited_s in wishes],
+    )
+    connection.execute("DELETE FROM wishes WHERE until <= ?", (now,))
+
+
+def wishes(connection: sqlite3.Connection, now: float) -> list[Wish]:
+    """All of them; as a rule there is none."""
+    rows = connection.execute("SELECT key, who, until - ?, ? - since FROM wishes", (now, now))
+    return [Wish(*row) for row in rows.fetchall()]
 
 
 def list_keys(connection: sqlite3.Connection, prefix: str) -> list[str]:

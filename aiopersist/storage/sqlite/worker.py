@@ -10,15 +10,16 @@ and ends with `close`. A job that its group has not settled has failed: silence 
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from aiopersist.errors import Indeterminate, InvalidUsage, UsageKind
+from aiopersist.errors import Indeterminate
+from aiopersist.runtime import OwnProcess
 from aiopersist.storage.keys import closed
+from aiopersist.threads import kept_from_forks
 
 T = TypeVar("T")
 
@@ -58,12 +59,11 @@ class WorkerThread:
         self._waiting: list[ThreadJob[Any]] = []
         self._running = False
         self._closed = False
-        self._pid = os.getpid()
+        self._process = OwnProcess("a store")
 
     async def run(self, work: Callable[[Any], T]) -> T:
         """Run `work(resource)` in the thread, in a group with the other jobs that wait."""
-        if os.getpid() != self._pid:
-            raise InvalidUsage(UsageKind.WRONG_LOOP, "a store cannot be used after a fork: open it anew")
+        self._process.check()
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._lock:
             if self._closed:
@@ -77,11 +77,12 @@ class WorkerThread:
     async def close(self, release: Callable[[], None]) -> None:
         """Let the waiting jobs finish, then run `release` in the thread and end it. Idempotent. If the
         caller is cancelled, the thread ends nevertheless."""
+        self._process.check()
         with self._lock:
             first, self._closed = not self._closed, True
             if not first:
                 return
-            done = self._begin(release)
+            done = self._begin(partial(_kept_from_forks, release))
         self._executor.shutdown(wait=False)
         await asyncio.shield(asyncio.wrap_future(done))
 
@@ -113,7 +114,8 @@ class WorkerThread:
     def _run_group(self, jobs: list[ThreadJob[Any]]) -> None:
         failure: BaseException = Indeterminate("the store did not report the outcome of this call")
         try:
-            self._execute(jobs)
+            with kept_from_forks():
+                self._execute(jobs)
         except BaseException as error:  # delivered to the callers
             failure = error
             extra = {"op": "group", "error": type(error).__name__}
@@ -121,6 +123,11 @@ class WorkerThread:
         for job in jobs:
             if not job.settled:
                 job.fail(failure)
+
+
+def _kept_from_forks(work: Callable[[], None]) -> None:
+    with kept_from_forks():
+        work()
 
 
 def _run(work: Callable[[], None], done: Future[None]) -> None:

@@ -2,8 +2,8 @@
 all waiting.
 
 `world.py` plays a scenario: an async function of a `World`. `loop.py` is its event loop, `machine.py`
-what dies in a crash, `network.py` what happens to requests, `stash.py` a stash beside them, `worlds.py`
-finds a seed that fails and makes its world smaller."""
+what dies in a crash, `network.py` what happens to requests, `between.py` who else answers them, `stash.py` a
+stash beside them, `worlds.py` finds a seed that fails and makes its world smaller."""
 
 from aiopersist.testing.simulation.machine import Crashed, Machine
 from aiopersist.testing.simulation.network import CALM, STORMY, Weather

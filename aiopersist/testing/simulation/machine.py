@@ -91,8 +91,10 @@ class Surroundings:
 class Machine:
     """See the header. `World.machine` makes one."""
 
-    def __init__(self, around: Surroundings, name: str, dice: random.Random) -> None:
+    def __init__(self, around: Surroundings, name: str, dice: random.Random, distance: float = 1.0) -> None:
         self.name = name
+        self.distance = distance
+        """How many times as long as usual its requests take."""
         self.runtime = SimulatedRuntime(dice, name, dice.uniform(-30, 30), dice.uniform(-1e-4, 1e-4))
         """Its clocks, ids and dice: give it to what asks for the time."""
         self._around = around
@@ -102,7 +104,7 @@ class Machine:
 
     def _begin(self) -> None:
         self._life = Life()
-        self._line = Wire(self._around.network, self.name, self._around.outside)
+        self._line = Wire(self._around.network, self.name, self._around.outside, self.runtime, self.distance)
 
     def open(
         self, *, settings: Settings | None = None, maintenance: bool = True, readonly: bool = False
@@ -124,8 +126,8 @@ class Machine:
         """The stash of that name in the world, opened by this machine; as `client.stash()`, which needs the
         URL of a database."""
         tables = self._around.consensus.attached(f"stash {name}", StashTables)
-        line, runtime = self._line, self.runtime
-        location = StashLocation(MemoryStash, lambda _: SimulatedStashStore(tables, line))
+        line, runtime, servers = self._line, self.runtime, self._around.consensus._runtime
+        location = StashLocation(MemoryStash, lambda _: SimulatedStashStore(tables, line, servers))
 
         async def open_stash() -> Stash:
             stash = await opened(location, Mode(exclusive), settings or Settings(), runtime)

@@ -14,10 +14,13 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.runtime import Runtime
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus
+from aiopersist.storage.objects.clock import AGREE
 from aiopersist.storage.watch import TaskWatch, Watch
 from aiopersist.storage.wrapper import READS, Request, WrappedBlob, WrappedConsensus
+from aiopersist.testing.simulation.between import Between, HeardClock
 
 T = TypeVar("T")
 BLOB, CONSENSUS = "blob", "consensus"
@@ -49,8 +52,14 @@ class Weather:
     """Each second, the chance of a machine to lose both stores, or one of them, for up to `slow_s`."""
     full: float = 0.0
     """Each second, the chance of the stores to refuse all writes for up to `slow_s`."""
+    foreign: float = 0.0
+    """It happened; something between answers in place of the store, with an error and a date of its own."""
+    dates: float = 0.0
+    """Something between gives the store's answer a date of its own, and some of the next ones as well."""
     crashes: float = 0.0
     """The share of the starts of a supervised program that end in a crash."""
+    far: float = 0.0
+    """The share of the machines whose requests take `FAR` times as long."""
     latency_s: float = 0.002
     """Each way of a request takes up to so long, so requests overtake each other."""
     slow_s: float = 2.0
@@ -66,6 +75,8 @@ class Weather:
         return [name for name in names if getattr(self, name)]
 
 
+FAR = 25
+
 CALM = Weather()
 """Nothing fails; requests take their time."""
 
@@ -79,8 +90,11 @@ STORMY = Weather(
 class Network:
     """All requests of a world: their dice, counts and trace."""
 
-    def __init__(self, dice: random.Random, weather: Weather, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, dice: random.Random, weather: Weather, loop: asyncio.AbstractEventLoop, between: Between
+    ) -> None:
         self.weather = weather
+        self.between = between
         self.counts: Counter[str] = Counter()
         self.full_until = 0.0
         self._dice = dice
@@ -115,9 +129,9 @@ class Network:
         while self._under_way:
             await asyncio.wait(list(self._under_way))
 
-    def delay_s(self) -> float:
+    def delay_s(self, distance: float) -> float:
         """For one way."""
-        bound = self.weather.slow_s if self.happens("slow") else self.weather.latency_s
+        bound = self.weather.slow_s if self.happens("slow") else distance * self.weather.latency_s
         return self._dice.uniform(0, bound)
 
     def drop_all(self) -> None:
@@ -137,7 +151,8 @@ class Network:
             task.exception()  # its caller may be gone
 
     async def _carried(self, line: "Wire", op: str, act: Request[T], store: str) -> T:
-        await self._sleep(self.delay_s())
+        sent = line.heard.clock.sent()
+        await self._sleep(self.delay_s(line.distance))
         if line.is_cut_off(store) or self.happens("refused"):
             raise self._told(line, op, StorageUnavailable(f"simulated: {op} was refused"))
         if op not in _READS and self._loop.time() < self.full_until:
@@ -151,10 +166,21 @@ class Network:
         self.note(line.name, op, result)
         if op in _TWICE and self.happens("duplicated"):
             self._own(self._afterwards(line, op, act, within_s=self.weather.latency_s))
-        await self._sleep(self.delay_s())
+        await self._sleep(self.delay_s(line.distance))
         if line.is_cut_off(store) or self.happens("lost"):
             raise self._told(line, op, Indeterminate(f"simulated: the answer to {op} is lost"))
+        self._dated(line, op, sent)
         return result
+
+    def _dated(self, line: "Wire", op: str, sent: float) -> None:
+        """The answer comes, or one of something between, which raises what is concluded from it."""
+        weather = self.weather
+        if not op.startswith("stash.") and self.between.happens(weather.foreign):
+            self.counts["foreign"] += 1
+            line.heard.foreign(sent)
+            raise self._told(line, op, self.between.error(op, writing=op not in _READS))
+        if weather.foreign or weather.dates:
+            self.counts["foreign dates"] += line.heard.own(sent, weather.dates)
 
     async def _afterwards(
         self, line: "Wire", op: str, act: Request[T], within_s: float | None = None
@@ -178,8 +204,18 @@ class Network:
 class Wire:
     """Between one life of a machine and the stores."""
 
-    def __init__(self, network: Network, name: str, from_world: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        name: str,
+        from_world: Callable[..., Any],
+        runtime: Runtime,
+        distance: float = 1.0,
+    ) -> None:
         self.network = network
+        self.distance = distance
+        """How many times as long as usual its requests take."""
+        self.heard = HeardClock(network.between, runtime)
         self.name = name
         self.cut_off_until = {BLOB: 0.0, CONSENSUS: 0.0}
         self.losing_hints = network.happens("hints_lost")
@@ -229,6 +265,21 @@ class SimulatedConsensus(WrappedConsensus):
 
     def _request(self, op: str, request: Request[T], sent: int = 0) -> Awaitable[T]:
         return self._line.call(op, request, CONSENSUS)
+
+    def limit_clock(self, ahead_max_s: float) -> None:
+        self._line.heard.clock.ahead_max_s = ahead_max_s
+
+    async def now(self) -> float:
+        clock = self._line.heard.clock
+        return clock.now() if clock.is_known else await super().now()
+
+    async def clock(self) -> float:
+        clock = self._line.heard.clock
+        for _ in range(AGREE):
+            told = await super().clock()
+            if not clock.is_in_doubt:
+                break
+        return clock.now() if clock.is_known else told
 
     async def watch(self, key: str) -> None:
         if self._line.losing_hints:

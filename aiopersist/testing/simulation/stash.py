@@ -5,6 +5,7 @@ import threading
 from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 
+from aiopersist.runtime import Runtime
 from aiopersist.stash.memory import MemoryStore, StashTables
 from aiopersist.stash.model import Fence, Loaded, Opener, Select, Sending, StoreChange, Verdict
 from aiopersist.stash.store import Store
@@ -20,14 +21,14 @@ def copied(stashes: Mapping[str, StashTables]) -> dict[str, StashTables]:
 def _copied(tables: StashTables) -> StashTables:
     with tables.lock:
         openers, collections = dict(tables.openers), dict(tables.collections)
-        return replace(tables, lock=threading.Lock(), openers=openers, collections=collections)
+        return replace(tables, lock=threading.Lock(), openers=openers, wishes={}, collections=collections)
 
 
 class SimulatedStashStore(Store):
     """A stash at the end of a line."""
 
-    def __init__(self, tables: StashTables, line: Wire) -> None:
-        self._inner = MemoryStore(tables)
+    def __init__(self, tables: StashTables, line: Wire, runtime: Runtime) -> None:
+        self._inner = MemoryStore(tables, runtime)
         self._line = line
 
     def _request(self, op: str, request: Request[T]) -> Awaitable[T]:
@@ -54,6 +55,12 @@ class SimulatedStashStore(Store):
 
     async def forget(self, opener_id: str) -> None:
         await self._request("forget", lambda: self._inner.forget(opener_id))
+
+    async def wish(self, opener_id: str, for_s: float, waited_s: float) -> None:
+        await self._request("wish", lambda: self._inner.wish(opener_id, for_s, waited_s))
+
+    def stand_back_s(self, opener_id: str, waited_s: float) -> float:
+        return self._inner.stand_back_s(opener_id, waited_s)
 
     async def aclose(self) -> None:
         """The tables stay."""

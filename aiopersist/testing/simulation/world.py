@@ -27,9 +27,10 @@ from aiopersist.settings import Settings
 from aiopersist.stash.memory import StashTables
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.table.open import FILTERS
+from aiopersist.testing.simulation.between import Between
 from aiopersist.testing.simulation.loop import SimulatedLoop, import_library, threads_inline
 from aiopersist.testing.simulation.machine import Machine, SimulatedRuntime, Surroundings
-from aiopersist.testing.simulation.network import BLOB, CONSENSUS, STORMY, Network, Weather
+from aiopersist.testing.simulation.network import BLOB, CONSENSUS, FAR, STORMY, Network, Weather
 from aiopersist.testing.simulation.stash import copied
 
 T = TypeVar("T")
@@ -72,8 +73,9 @@ class World:
         self.weather = weather
         self.dice = random.Random(f"scenario {seed}")
         """For the scenario's own draws."""
-        self.network = Network(random.Random(f"network {seed}"), weather, loop)
         self.runtime = SimulatedRuntime(random.Random(f"stores {seed}"), "stores")
+        between = Between(random.Random(f"between {seed}"), self.runtime)
+        self.network = Network(random.Random(f"network {seed}"), weather, loop, between)
         self.blob = MemoryBlob()
         self.consensus = MemoryConsensus(runtime=self.runtime)
         self.machines: dict[str, Machine] = {}
@@ -93,10 +95,16 @@ class World:
         """Seconds since the world began."""
         return self._loop.time()
 
-    def machine(self, name: str) -> Machine:
-        """The machine of that name. Its clock is up to 30 s wrong, and drifts."""
+    def machine(self, name: str, distance: float | None = None) -> Machine:
+        """The machine of that name. Its clock is up to 30 s wrong, and drifts. Its requests take `distance`
+        times as long as usual; without one the weather decides."""
         if name not in self.machines:
-            self.machines[name] = Machine(self._around, name, random.Random(f"machine {name} {self.seed}"))
+            if distance is None:
+                is_far = random.Random(f"distance {name} {self.seed}").random() < self.network.weather.far
+                self.counts["far"] += is_far
+                distance = FAR if is_far else 1
+            dice = random.Random(f"machine {name} {self.seed}")
+            self.machines[name] = Machine(self._around, name, dice, distance)
         return self.machines[name]
 
     def size(self, name: str, low: int, high: int) -> int:

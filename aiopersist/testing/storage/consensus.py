@@ -10,7 +10,7 @@
 
 Needs pytest and pytest-asyncio, in strict or in auto mode. The tests write through one handle and read
 through the other. Tests of `compare_and_set_many` with several keys, and of `remove`, are skipped for a store
-that raises `Unsupported`.
+that raises `Unsupported`, those of `wish` for one that does not define it.
 """
 
 import asyncio
@@ -30,6 +30,7 @@ from aiopersist.testing.storage.heads import (
     set_many,
 )
 from aiopersist.testing.storage.remove import RemoveConformance
+from aiopersist.testing.storage.wishes import NewerConformance, WishesConformance
 
 KEYS = {
     "plain": "a",
@@ -46,7 +47,9 @@ KEYS = {
 }
 
 
-class ConsensusConformance(TakesHandles, HeadsConformance, RemoveConformance):
+class ConsensusConformance(
+    TakesHandles, HeadsConformance, RemoveConformance, NewerConformance, WishesConformance
+):
     """Inherit, and define a fixture `handles`: two handles on the same empty store, with nothing shared in
     memory that two processes could not share."""
 

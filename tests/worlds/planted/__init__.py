@@ -18,6 +18,8 @@ class Bug(NamedTuple):
     plant: Plant
     roles: str
     """A world without one of these programs cannot show it, and is not played."""
+    first: int = 0
+    """The first seed whose world may show it."""
 
     @property
     def name(self) -> str:

@@ -42,7 +42,7 @@ def a_position_that_is_never_passed(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(subscriptions, "acknowledged", again)
     patch.setattr("aiopersist.state.writing.acknowledged", again)
-    patch.setattr(consumer.Consumer, "check_not_consumed", lambda self, position: None)
+    patch.setattr(consumer.Consumer, "check_not_passed", lambda self, mark: None)
 
 
 def a_subscription_that_begins_behind_the_contents(patch: pytest.MonkeyPatch) -> None:

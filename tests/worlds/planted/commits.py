@@ -4,6 +4,7 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
+from msgspec.structs import replace
 
 from aiopersist.errors import UpperMismatch
 from aiopersist.indexed import commands
@@ -12,11 +13,12 @@ from aiopersist.shard.register import Register
 from aiopersist.state import spending, writing
 from aiopersist.state.command import Keep
 from aiopersist.state.once import Once
-from aiopersist.write import combine, outcome, session
+from aiopersist.write import combine, pending, session
 from tests.worlds.planted import Bug
 
 EVENTS = "writer repeater stager joint racer"
 ANYWHERE = ""
+RACER = "racer"
 
 
 def a_lost_answer_is_a_refusal(patch: pytest.MonkeyPatch) -> None:
@@ -37,13 +39,20 @@ def a_lost_answer_is_a_success(patch: pytest.MonkeyPatch) -> None:
 
 def the_second_sending_decides(patch: pytest.MonkeyPatch) -> None:
     """Its refusal is taken for that of the first, too."""
-    send_once = commit._send_once
+    statement, look = commit._statement, commit._look_at_all
+    refused: list[bool] = []
 
-    async def send(attempts: Any, sending: Any) -> Any:
-        answer = await send_once(attempts, sending)
-        return False if answer is None else answer
+    async def send(attempts: Any, **how: Any) -> bool:
+        refused.clear()
+        if not (ours := await statement(attempts, **how)):
+            refused.append(True)
+        return ours
 
-    patch.setattr(commit, "_send_once", send)
+    async def look_at_all(attempts: Any, cause: Any) -> Any:
+        return False if cause is None and refused else await look(attempts, cause)
+
+    patch.setattr(commit, "_statement", send)
+    patch.setattr(commit, "_look_at_all", look_at_all)
 
 
 def any_version_is_ours(patch: pytest.MonkeyPatch) -> None:
@@ -58,15 +67,12 @@ def a_version_is_never_ours(patch: pytest.MonkeyPatch) -> None:
 
 def a_refusal_by_an_old_state(patch: pytest.MonkeyPatch) -> None:
     """No look at a fresh state comes before it."""
-    run = commit._run
+    planned = commit._planned
 
-    def at_once(*args: Any) -> Any:
-        result = run(*args)
-        if isinstance(result, commit._Rejection):
-            raise result.error
-        return result
+    async def at_once(attempts: Any, registers: Any, *, final: bool) -> Any:
+        return await planned(attempts, registers, final=True)
 
-    patch.setattr(commit, "_run", at_once)
+    patch.setattr(commit, "_planned", at_once)
 
 
 def a_statement_for_each_shard(patch: pytest.MonkeyPatch) -> None:
@@ -79,7 +85,7 @@ def a_statement_for_each_shard(patch: pytest.MonkeyPatch) -> None:
         ]
         return all(won)
 
-    patch.setattr(commit, "_statement", one_by_one)
+    patch.setattr(commit, "_sending", one_by_one)
 
 
 def no_token_is_a_proof(patch: pytest.MonkeyPatch) -> None:
@@ -102,7 +108,7 @@ def an_occupation_that_is_not_written(patch: pytest.MonkeyPatch) -> None:
 
     async def decided(attempt: Any, cause: Any) -> Any:
         found = await look(attempt, cause)
-        return False if found is None and attempt.sending.statement is not None and cause is None else found
+        return False if found is None and attempt.statement is not None and cause is None else found
 
     patch.setattr(commit, "_look", decided)
 
@@ -112,7 +118,7 @@ def settling_believes_any_statement(patch: pytest.MonkeyPatch) -> None:
     settle = commit._settle
 
     async def trusting(attempt: Any) -> bool:
-        attempt.sending.sent = 1
+        attempt.sent = 1
         return await settle(attempt)
 
     patch.setattr(commit, "_settle", trusting)
@@ -125,19 +131,19 @@ def a_cancelled_append_did_not_happen(patch: pytest.MonkeyPatch) -> None:
         slot.pending = None
 
     patch.setattr(session, "settle", forget)
-    patch.setattr(outcome.PendingAppend, "answer", lambda self: outcome.NotCommitted())
+    patch.setattr(pending.PendingAppend, "answer", lambda self: pending.NotCommitted())
 
 
 def parts_in_doubt_are_deleted(patch: pytest.MonkeyPatch) -> None:
     """A cancelled append deletes what it uploaded, though its version may still be written."""
-    release = outcome.PendingAppend.release
+    release = pending.PendingAppend.release
 
     def hasty(self: Any) -> Any:
         if self.outcome is None:
             return [task for upload in self.uploads if (task := upload.discard()) is not None]
         return release(self)
 
-    patch.setattr(outcome.PendingAppend, "release", hasty)
+    patch.setattr(pending.PendingAppend, "release", hasty)
 
 
 def leases_by_the_own_clock(patch: pytest.MonkeyPatch) -> None:
@@ -160,6 +166,43 @@ def an_append_that_came_late_is_told_as_done(patch: pytest.MonkeyPatch) -> None:
         return found
 
     patch.setattr(writing.AppendHollow, "__call__", told)
+
+
+def an_append_in_memory_only(patch: pytest.MonkeyPatch) -> None:
+    """It is told before the store has it: a crash loses it."""
+    write = commit._write
+
+    async def hasty(attempts: Any, **how: Any) -> bool:
+        if len(attempts) > 1 or not isinstance(attempts[0].command, writing.AppendHollow):
+            return await write(attempts, **how)
+        (attempt,) = attempts
+        attempt.register.stack.supervisor.spawn(commit._sending(attempts), "write a version")
+        attempt.register.committed(attempt.before, attempt.after, attempt.slot)
+        return True
+
+    patch.setattr(commit, "_write", hasty)
+
+
+def an_append_without_an_answer_begins_anew(patch: pytest.MonkeyPatch) -> None:
+    """It is made again, though it may have happened."""
+    look = commit._look_at_all
+
+    async def gone(attempts: Any, cause: Any) -> bool | None:
+        is_append = isinstance(attempts[0].command, writing.AppendHollow)
+        return False if is_append else await look(attempts, cause)
+
+    patch.setattr(commit, "_look_at_all", gone)
+
+
+def the_upper_of_an_append_is_not_compared(patch: pytest.MonkeyPatch) -> None:
+    """It is written wherever the shard is."""
+    call = writing.AppendHollow.__call__
+
+    def anywhere(self: Any, state: Any, context: Any) -> Any:
+        batch = self.batch.replace(lower=state.upper)
+        return call(replace(self, batch=batch), state, context)
+
+    patch.setattr(writing.AppendHollow, "__call__", anywhere)
 
 
 def a_batch_that_is_never_spent(patch: pytest.MonkeyPatch) -> None:
@@ -206,6 +249,9 @@ BUGS = [
     Bug("commit loop", a_statement_for_each_shard, ANYWHERE),
     Bug("commit loop", no_token_is_a_proof, EVENTS),
     Bug("commit loop", an_append_that_came_late_is_told_as_done, ANYWHERE),
+    Bug("appends", an_append_in_memory_only, RACER),
+    Bug("appends", an_append_without_an_answer_begins_anew, RACER),
+    Bug("appends", the_upper_of_an_append_is_not_compared, RACER),
     Bug("settling", a_vacant_version_stays_vacant, ANYWHERE),
     Bug("settling", an_occupation_that_is_not_written, ANYWHERE),
     Bug("settling", settling_believes_any_statement, ANYWHERE),

@@ -62,7 +62,7 @@ def rollups_go_before_their_versions(patch: pytest.MonkeyPatch) -> None:
 def a_sweep_that_reads_the_head_first(patch: pytest.MonkeyPatch) -> None:
     """A writer may register, upload and commit before the blobs are listed."""
 
-    async def leaks(stack: Any, shard: str, *, expire: bool) -> dict[str, int]:
+    async def leaks_of(stack: Any, shard: str, *, expire: bool) -> dict[str, int]:
         named = await sweep._named(stack, shard, expire=expire)
         listed = await sweep._listed(stack, shard)
         if named is None:
@@ -70,7 +70,7 @@ def a_sweep_that_reads_the_head_first(patch: pytest.MonkeyPatch) -> None:
         kept = named.referenced
         return {k: n for k, n in listed.items() if k not in kept and sweep.writer_of(k) not in named.writers}
 
-    patch.setattr(sweep, "_leaks", leaks)
+    patch.setattr(sweep, "leaks_of", leaks_of)
 
 
 def a_sweep_beside_writers(patch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def a_need_that_is_not_committed(patch: pytest.MonkeyPatch) -> None:
     async def need(self: Any, frontier: Any) -> Any:
         async with self._turn:
             await self._ensure()
-            self._needs[frontier] += 1
+            self._add(frontier)
             return hold.Need(frontier, self.reader)
 
     patch.setattr(hold.SharedHold, "need", need)

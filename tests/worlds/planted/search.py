@@ -9,11 +9,11 @@ import pytest
 
 from aiopersist.testing.simulation import loop
 from tests.worlds.everything import Everything, play
-from tests.worlds.planted import Bug, above, commits, keeping, short
+from tests.worlds.planted import Bug, above, answers, commits, keeping
 
 SEEDS_MAX = 1000
 TURNS_MAX = 400_000  # a world that is not over by then never ends: that is found, too
-BUGS = {bug.plant.__name__: bug for bug in (*commits.BUGS, *short.BUGS, *keeping.BUGS, *above.BUGS)}
+BUGS = {bug.plant.__name__: bug for bug in (*commits.BUGS, *keeping.BUGS, *above.BUGS, *answers.BUGS)}
 
 
 class Found(NamedTuple):

@@ -43,17 +43,20 @@ async def consume(scene: Scene, client: ap.Client, into: str, wanted: Any) -> No
 
 
 async def acker(scene: Scene, name: str, client: ap.Client) -> None:
-    """What was acknowledged for good does not come again, to whoever takes over."""
+    """What was acknowledged for good does not come again, to whoever takes over afterwards. Whoever opened
+    before, and has heard nothing of the other one yet, may be told it, and cannot acknowledge it."""
+    promised = scene.ledger.promised
+    before = promised.get("acked", 0)
     try:
         async with client.subscription("events", SCHEMA, name="acked") as sub:
-            promised = scene.ledger.promised.get("acked", 0)
             while (step := await scene.next_of(sub)) is not None:
-                again = [u.time for u in step.updates if u.time < promised and not step.contents]
-                assert not again, f"acknowledged until {promised}, and told again: {again}"
+                again = [u.time for u in step.updates if u.time < before and not step.contents]
+                assert not again, f"acknowledged until {before}, and told again: {again}"
+                known = promised.get("acked", 0)
                 await sub.ack(step, durable=True)
                 if not step.contents:
-                    known = scene.ledger.promised.get("acked", 0)
-                    scene.ledger.promised["acked"] = max(known, step.upper.time)
+                    assert known < step.upper.time, f"acknowledged until {known}, and again: {step.upper}"
+                    promised["acked"] = max(promised.get("acked", 0), step.upper.time)
                 scene.counts["acknowledged"] += 1
                 if scene.rolled(0.1):
                     raise ap.StorageUnavailable("it ends without a word")

@@ -1,5 +1,4 @@
-"""Programs that race for a shard of their own with small appends: those that take the short way of
-`aiopersist/write/small.py`, where nothing else is to be done.
+"""Programs that race for a shard of their own with small appends.
 
 Nobody subscribes to the shard `race`, its times are those of the programs, and its batches are a few plain
 rows that become inline parts. Each batch goes from the upper to another, so those that are there follow each

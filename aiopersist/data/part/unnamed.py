@@ -1,0 +1,44 @@
+"""The rows of a part that no state names: by what the file says of itself, without the proof that its bytes
+are the written ones. For those who look for what is left of rows that were erased."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from aiopersist.data.lazy import pa, pq
+from aiopersist.data.part.part import as_stored
+from aiopersist.data.refusal import Refusal
+from aiopersist.data.types.evolve import adapt
+from aiopersist.data.types.schema import Schema
+from aiopersist.errors import Corruption
+
+
+def iter_rows(
+    data: bytes, schemas: Sequence[Schema[Any, Any, Any]], wanted: Schema[Any, Any, Any]
+) -> Iterator[pa.Table]:
+    """The rows, row group by row group, as `wanted` has them. `schemas` are those of the shard. `Corruption`
+    for what is no part of any of these."""
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
+        written = next(s for s in schemas if _alike(s.arrow_schema, file.schema_arrow))
+        for number in range(file.num_row_groups):
+            table = as_stored(file.read_row_group(number, use_threads=False), written.arrow_schema)
+            yield adapt(table, wanted)
+    except StopIteration:
+        raise Corruption("a part has columns that no schema of its shard has") from None
+    except (pa.ArrowException, Refusal, OSError, KeyError, ValueError) as e:
+        raise Corruption(f"a part cannot be read: {e}") from e
+
+
+def _alike(one: pa.Schema, other: pa.Schema) -> bool:
+    return [(f.name, _shape(f.type)) for f in one] == [(f.name, _shape(f.type)) for f in other]
+
+
+def _shape(of: pa.DataType) -> Any:
+    """The type without the units of times: Parquet has no seconds."""
+    if pa.types.is_struct(of):
+        return [(field.name, _shape(field.type)) for field in of]
+    if pa.types.is_list(of):
+        return [_shape(of.value_type)]
+    return "temporal" if pa.types.is_temporal(of) else of

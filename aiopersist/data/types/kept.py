@@ -1,0 +1,45 @@
+"""Keys that come back equal to what was given. Pure.
+
+Two types keep less than Python's values say, so that two keys would be one, or one would be two:
+
+- a 32-bit float is the nearest one of the given float;
+- of a moment with a zone the instant is kept. In an hour that a zone has twice, or skips, Python takes two
+  instants for equal, and neither for equal to the same instant in UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiopersist.data.refusal import Refusal
+from aiopersist.data.types.codec import Codec, Field, Plain, Timestamps
+from aiopersist.data.types.nested import Structs
+from aiopersist.errors import shown
+
+
+def keeps_all(field: Field) -> bool:
+    """Whether all values of the field come back equal, but for NaN."""
+    if isinstance(field.codec, Structs):
+        return all(map(keeps_all, field.codec.fields.values()))
+    return not _keeps_less(field.codec)
+
+
+def check_kept(field: Field, values: Sequence[Any]) -> None:
+    """`Refusal` of the first value that does not come back equal. All are values of the field."""
+    codec = field.codec
+    if isinstance(codec, Structs):
+        for name, inner in codec.fields.items():
+            get = codec.getter(name)
+            check_kept(inner, [None if value is None else get(value) for value in values])
+    elif _keeps_less(codec):
+        for row, (value, kept) in enumerate(zip(values, field.decode(field.encode(values)), strict=True)):
+            if kept != value and value == value:  # NaN is not equal to itself
+                text = f"{shown(value, 120)} is kept as {shown(kept, 120)}, not equal to it: give that"
+                raise Refusal(row, text)
+
+
+def _keeps_less(codec: Codec) -> bool:
+    if isinstance(codec, Timestamps):
+        return codec.arrow_type.tz is not None
+    return isinstance(codec, Plain) and codec.floating and codec.arrow_type.bit_width < 64

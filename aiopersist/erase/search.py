@@ -1,0 +1,171 @@
+"""All that the stores have of a shard, read anew, and which of it has rows that are to be gone.
+
+Nothing is taken from a state in memory, or from a cache. A search reads
+
+- every version that the consensus store has, also the ones that were truncated and are still stored: the
+  parts that lie in them, and the positions of subscriptions, which may name a key;
+- every blob that is listed under the shard, whether a version names it or not: parts and rollups.
+
+A version also has the least and greatest values of the parts that it sets. These are values of rows of the
+part, so whoever has read the part need not look at them. A part that a version names, and that is not there,
+cannot be read: it is told as such.
+
+In memory are a blob, and a row group of it.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from aiopersist.data.part.inline import decode_inline
+from aiopersist.data.part.unnamed import iter_rows
+from aiopersist.data.types.evolve import adapt
+from aiopersist.data.types.schema import Schema
+from aiopersist.erase.wanted import MatchingUpdates, RowsToErase
+from aiopersist.errors import Corruption
+from aiopersist.progress import progress
+from aiopersist.shard.log import SCAN_LIMIT, consensus_key
+from aiopersist.shard.shard import Shard
+from aiopersist.state.diff import added_parts
+from aiopersist.state.position import SubscriptionRecord
+from aiopersist.state.record import HollowPart
+from aiopersist.state.rollup_file import checksum_of, decode_rollup
+from aiopersist.state.seal import decode_version
+from aiopersist.storage.consensus import Versioned
+
+PARQUET, ROLLUP = ".parquet", ".rollup"
+
+_Kind = Literal["version", "leftover", "part", "rollup", "position", "unread"]
+
+
+class Remnant(BaseModel, frozen=True):
+    """One thing in the stores that still has rows that are to be gone."""
+
+    kind: _Kind
+    """A version of the state; one that was truncated and is still stored; a part, or a rollup, in the blob
+    store; the position of a subscription, which names a key; or what cannot be read, so that nobody knows."""
+    name: str
+    """The number of a version, the key of a blob, or the name of a subscription."""
+    rows: int
+    """How many rows it has of them."""
+
+
+@dataclass
+class SearchResult:
+    """The result of a search."""
+
+    remnants: list[Remnant] = field(default_factory=list)
+    keys: set[str] = field(default_factory=set)
+    """Of the rows that were found."""
+    time: int = -1
+    """The latest time of these."""
+
+
+class Search:
+    """See the header. One search of one shard."""
+
+    def __init__(self, shard: Shard, wanted: RowsToErase) -> None:
+        self._shard = shard
+        self._stack = shard.stack
+        self._wanted = wanted
+        self._found = SearchResult()
+        self._known: dict[str, MatchingUpdates] = {}
+        """By the checksums of parts in versions, what was found there: rollups repeat them."""
+        self._named: dict[str, tuple[_Kind, str]] = {}
+        """The parts in blobs that versions and rollups name, with one that does: its kind and name."""
+
+    async def run(self) -> SearchResult:
+        """Look through all of it. Requests for all versions, a listing, and a get for each blob."""
+        state = await self._shard.open()
+        for number in state.schemas:
+            self._shard.schema(number)  # before threads need them
+        async for version in self._versions():
+            await self._stack.compute(self._look_at_version, "version", version)
+        for version in await self._stack.consensus.leftovers(consensus_key(self._shard.id)):
+            await self._stack.compute(self._look_at_version, "leftover", version)
+        listed = [key async for key, _ in self._stack.blob.list(f"{self._shard.id}/")]
+        with progress("search", len(listed), "blobs") as step:
+            for key in sorted(listed):
+                data = await self._stack.blob.uncached.get(key)
+                if data is not None:  # else it was deleted meanwhile
+                    await self._stack.compute(self._look_at_blob, key, data)
+                step.advance(1)
+        for key, (kind, name) in self._named.items():
+            if key not in listed:
+                text = f"{key}, which {kind} {name} names, is not there"
+                self._tell(kind if kind == "leftover" else "unread", text)
+        return self._found
+
+    async def _versions(self) -> AsyncIterator[Versioned]:
+        """All versions that a scan shows."""
+        at = 0
+        while some := await self._stack.consensus.scan(consensus_key(self._shard.id), at, SCAN_LIMIT):
+            for version in some:
+                yield version
+            at = some[-1].seqno + 1
+
+    # --- on threads ------------------------------------------------------------------------------
+
+    def _look_at_version(self, kind: _Kind, version: Versioned) -> None:
+        name = str(version.seqno)
+        try:
+            changes = decode_version(version.data, self._shard.id).changes
+            self._tell_rows(kind, name, self._matches_in(added_parts(changes), kind, name))
+        except Corruption as error:
+            self._tell("unread", f"{kind} {name}: {error}")
+        else:
+            self._look_at_positions(changes.subscriptions.values(), f"{kind} {name}")
+
+    def _look_at_blob(self, key: str, data: bytes) -> None:
+        try:
+            if key.endswith(ROLLUP):
+                state = decode_rollup(data, checksum_of(data))
+                self._tell_rows("rollup", key, self._matches_in(state.parts, "rollup", key))
+                self._look_at_positions(state.subscriptions.values(), key)
+            elif key.endswith(PARQUET):
+                self._tell_rows("part", key, self._rows(data))
+            else:
+                self._tell("unread", f"{key}, which is neither a part nor a rollup")
+        except Corruption as error:
+            self._tell("unread", f"{key}: {error}")
+
+    def _rows(self, data: bytes) -> Iterator[MatchingUpdates]:
+        for table in iter_rows(data, self._schemas, self._wanted.kind.schema):
+            yield self._wanted.of(table)
+
+    @property
+    def _schemas(self) -> list[Schema[Any, Any, Any]]:
+        """Those of the shard, the newest first."""
+        return [self._shard.schema(number) for number in sorted(self._shard.state.schemas, reverse=True)]
+
+    def _matches_in(self, parts: Iterable[HollowPart], kind: _Kind, name: str) -> Iterator[MatchingUpdates]:
+        """What those of `parts` have that lie in a version, or in a rollup. The others are named."""
+        for part in parts:
+            if part.key is not None:
+                self._named.setdefault(part.key, (kind, name))
+            if part.inline is None:
+                continue
+            if part.checksum not in self._known:
+                rows = decode_inline(part.inline, self._shard.schema(part.schema_id), part.checksum)
+                self._known[part.checksum] = self._wanted.of(adapt(rows, self._wanted.kind.schema))
+            yield self._known[part.checksum]
+
+    def _look_at_positions(self, records: Iterable[SubscriptionRecord], place: str) -> None:
+        for record in records:
+            contents = record.position.contents
+            if contents is not None and contents.key in self._wanted.keys:
+                self._tell("position", f"{record.key} in {place}")
+
+    def _tell_rows(self, kind: _Kind, name: str, matches: Iterable[MatchingUpdates]) -> None:
+        rows = 0
+        for keys, time in matches:
+            rows += len(keys)
+            self._found.keys.update(keys)
+            self._found.time = max(self._found.time, time)
+        if rows:
+            self._found.remnants.append(Remnant(kind=kind, name=name, rows=rows))
+
+    def _tell(self, kind: _Kind, name: str) -> None:
+        self._found.remnants.append(Remnant(kind=kind, name=name, rows=0))

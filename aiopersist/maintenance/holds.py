@@ -1,0 +1,96 @@
+"""Who holds history, or old versions, of a shard, and until when; and the end of a hold."""
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+from aiopersist.frontier import Antichain
+from aiopersist.maintenance.inspect import ShardView, lease_end, signature
+from aiopersist.shard.commit import commit
+from aiopersist.shard.shard import Shard
+from aiopersist.state.command import Command, micros
+from aiopersist.state.reading import ExpireReader, named_reader
+from aiopersist.state.retention import ReleaseCritical
+from aiopersist.state.subscriptions import DropSubscription
+
+Kind = Literal["reader", "named", "critical", "subscription"]
+
+
+class Holder(BaseModel, frozen=True):
+    """Who keeps history, or old versions with their data, and until when."""
+
+    kind: Kind
+    """A leased reader, a named hold, a critical since, or a subscription."""
+    id: str
+    """The reader's id, or the name of the others; of a share `name[i/n]`."""
+    owner: str | None
+    """The client and the process that have it, `name/host:pid`, where one is known."""
+    since: Antichain | None
+    """The times from which on it keeps history; `None`: it keeps old versions."""
+    until: float | None
+    """When its lease ends unless its owner renews it, or when it expires, in Unix seconds of the consensus
+    store's clock. `None`: it stays until somebody ends it."""
+
+    def is_named(self, name: str) -> bool:
+        """Whether a user means it by `name`: its id, or `kind:id`. One name may stand for all shares."""
+        ids = {self.id, self.id.partition("@")[0]} if self.kind == "reader" else {self.id}
+        if self.kind == "subscription":
+            ids.add(_without_share(self.id))
+        return name in ids or name in {f"{self.kind}:{each}" for each in ids}
+
+
+def holders_of_history(view: ShardView, target: Antichain) -> list[Holder]:
+    """Who keeps since from reaching `target`, the furthest behind first."""
+    return [
+        Holder(kind=hold.kind, id=hold.id, owner=hold.owner, since=hold.since, until=hold.until)
+        for hold in view.holds
+        if hold.kind != "retention" and not target <= hold.since
+    ]
+
+
+def holders_of_versions(view: ShardView, seqno: int) -> list[Holder]:
+    """Who keeps a version before `seqno`, and all that versions from there on name; the oldest first."""
+    held = [(r.seqno_hold, reader, r) for reader, r in view.readers.items() if r.seqno_hold is not None]
+    return [
+        Holder(kind="reader", id=reader, owner=signature(reader), since=None, until=lease_end(lease))
+        for oldest, reader, lease in sorted(held, key=lambda each: each[0])
+        if oldest < seqno
+    ]
+
+
+def held_back(view: ShardView) -> list[Holder]:
+    """Who keeps since from where the policy of the shard wants it; nobody without a policy."""
+    target = _target(view)
+    return [] if target is None else holders_of_history(view, target)
+
+
+def _target(view: ShardView) -> Antichain | None:
+    policy, upper = view.retention, view.upper.elements
+    if policy is None or len(upper) != 1 or not isinstance(upper[0], int) or not upper[0]:
+        return None
+    last = upper[0] - 1
+    if policy.times is not None:
+        return Antichain(max(min(upper[0] - policy.times, last), 0))
+    if view.clock == "wall" and policy.seconds is not None:
+        return Antichain(max(min(micros(view.now) - micros(policy.seconds), last), 0))
+    return policy.hold
+
+
+def _without_share(id: str) -> str:
+    name, bracket, share = id.rpartition("[")
+    return name if bracket and share.endswith("]") else id
+
+
+async def end_hold(shard: Shard, view: ShardView, kind: str, id: str) -> None:
+    """End the hold that `view` shows. `OpaqueMismatch` if another owner has taken a named hold, or a critical
+    since, over since then, or ended it: that one keeps it. One commit."""
+    await commit(shard.register, _ending(view, kind, id))
+
+
+def _ending(view: ShardView, kind: str, id: str) -> Command:
+    if kind == "critical":
+        return ReleaseCritical(id, view.critical[id].opaque)
+    if kind == "subscription":
+        return DropSubscription(_without_share(id))
+    reader = named_reader(id) if kind == "named" else id
+    return ExpireReader(reader, view.readers[reader].owner)

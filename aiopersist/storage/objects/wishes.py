@@ -1,0 +1,56 @@
+"""Wishes as objects: they lie where the floors do, which each commit lists anyway.
+
+The name of a wish says whose it is, for how long its client has waited, and for how long it lasts from when
+it is heard: no clock of a bucket is as fine as that. So a handle heeds each name once. A client deletes its
+wish before when it leaves another one, and a truncation deletes all.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from aiopersist.runtime import Runtime
+from aiopersist.storage.objects.names import WISHES, folder_of
+from aiopersist.storage.wishes import HeardWishes, Wish
+
+HEARD_MAX = 1000  # names
+
+
+class WishObjects(HeardWishes):
+    """The wishes of one handle, and those of others that it has heard."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self._names: dict[str, None] = {}
+        self._left: dict[tuple[str, str], str] = {}
+
+    def name(self, key: str, who: str, for_s: float, waited_s: float) -> str:
+        """The name of a new wish, which is kept until it is taken."""
+        token, waited, lasts = self._runtime.token(), int(1000 * waited_s), int(1000 * for_s)
+        name = f"{folder_of(key)}{WISHES}{who}.{token}.{waited}-{lasts}"
+        self._left[key, who] = name
+        return name
+
+    def take(self, keys: Iterable[str], who: str) -> list[str]:
+        """The names of what this client has left."""
+        return [name for key in keys if (name := self._left.pop((key, who), None)) is not None]
+
+    def listed(self, key: str, names: Sequence[str]) -> None:
+        """A list shows these wishes for `key`."""
+        fresh = [name for name in names if name not in self._names]
+        if not fresh:
+            return
+        self._names.update(dict.fromkeys(fresh))
+        while len(self._names) > HEARD_MAX:
+            del self._names[next(iter(self._names))]
+        self.hear([key], [_wish(key, name) for name in fresh])
+
+
+def _wish(key: str, name: str) -> Wish:
+    """What a name says. An earlier version of the library has left names that say only how long it lasts."""
+    told, _, lasts = name.rpartition("/")[2].removeprefix("~").rpartition("-")
+    who, _, rest = told.partition(".")
+    return Wish(key, who, _seconds(lasts), _seconds(rest.rpartition(".")[2]))
+
+
+def _seconds(told: str) -> float:
+    """0 for what is no number of milliseconds."""
+    return int(told) / 1000 if told.isascii() and told.isdigit() and len(told) < 8 else 0.0

@@ -1,0 +1,115 @@
+"""Wishes to go first: when a client that loses races leaves one, for how long, and what it has heard of those
+of others. `shard/courtesy.py` tells the whole story; see also `Consensus.wish`."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from aiopersist.runtime import SYSTEM, Runtime
+
+WISHES_AFTER = 2
+SELDOM = 8  # losses; from then on one of so many
+MARGIN = 1.5  # of a slot: a try does not always take the same time
+MOST_S = 5.0  # of a slot, and of a wait: whoever left the wish may be gone
+LEAST_S = 0.005
+WISH_MAX_S = 3600.0  # none lasts so long: a clock was set
+
+
+class Wish(NamedTuple):
+    """All but `who`, which has lost races for so long, are asked to commit nothing to `key` for `left_s`."""
+
+    key: str
+    who: str
+    left_s: float
+    waited_s: float
+
+
+class _Heard(NamedTuple):
+    """A wish, in the moments of this process."""
+
+    who: str
+    since: float
+    until: float
+
+
+class HeardWishes:
+    """What one handle has heard, by key. One thread writes, any may read."""
+
+    def __init__(self, runtime: Runtime = SYSTEM) -> None:
+        self._runtime = runtime
+        self._heard: dict[str, list[_Heard]] = {}
+
+    def hear(self, keys: Iterable[str], wishes: Sequence[Wish] = ()) -> None:
+        """The answer to a compare-and-set of these keys shows these wishes, and no others."""
+        if not wishes and not self._heard:
+            return
+        now = self._runtime.monotonic()
+        for key in keys:
+            lasting = [w for w in wishes if w.key == key and 0 < w.left_s < WISH_MAX_S]
+            if lasting:
+                self._heard[key] = [_Heard(w.who, now - w.waited_s, now + w.left_s) for w in lasting]
+            else:
+                self._heard.pop(key, None)
+
+    def stand_back_s(self, key: str, who: str, waited_s: float) -> float:
+        """See `Consensus.stand_back_s`."""
+        heard = self._heard.get(key)
+        if heard is None:
+            return 0.0
+        now = self._runtime.monotonic()
+        first = [wish.until for wish in heard if wish.who != who and wish.since < now - waited_s]
+        return max([until - now for until in first if until > now], default=0.0)
+
+
+class Losses:
+    """The races for one thing that one client has lost since it last won one, and its wish."""
+
+    __slots__ = ("in_a_row", "losing_since", "lost_at", "needs_s", "planned", "slot_until")
+
+    def __init__(self) -> None:
+        self.in_a_row = 0
+        self.losing_since = self.lost_at = 0.0
+        self.planned = -1
+        """The version that was known when the last loser was planned."""
+        self.needs_s = 0.0
+        """From one loss to the next, at most."""
+        self.slot_until = 0.0
+        """When its wish is over; 0 if it has none."""
+
+    def lost(self, planned: int | None, now: float) -> bool:
+        """Another client was first. It counts once for each version on which a commit was planned: whether it
+        counted."""
+        version = -1 if planned is None else planned
+        if self.in_a_row and version <= self.planned:
+            return False
+        if not self.in_a_row or now - self.lost_at > MOST_S:  # another story
+            self.in_a_row, self.needs_s, self.losing_since = 0, 0.0, now
+        else:
+            self.needs_s = max(self.needs_s, now - self.lost_at)
+        self.in_a_row, self.planned, self.lost_at = self.in_a_row + 1, version, now
+        return True
+
+    def waited_s(self, now: float) -> float:
+        """For how long it has lost races."""
+        return now - self.losing_since if self.in_a_row else 0.0
+
+    @property
+    def slot_s(self) -> float:
+        """How long a slot it wishes now; 0 for none."""
+        if self.in_a_row < WISHES_AFTER or (self.in_a_row > SELDOM and self.in_a_row % SELDOM):
+            return 0.0
+        return MARGIN * self.needs_s
+
+    def wait_s(self, stand_back_s: Callable[[float], float], now: float, waited_s: float = 0.0) -> float:
+        """How long to stand back before the next try. `stand_back_s` tells how long those wish who have
+        waited for longer than so long. `waited_s`: for how long its caller has, at least."""
+        wait_s = min(stand_back_s(max(self.waited_s(now), waited_s)), MOST_S)
+        return wait_s if self.in_a_row or now >= self.slot_until else 0.0
+
+    def waited(self, wait_s: float) -> None:
+        """It has stood back: by itself it needs less from one loss to the next."""
+        self.lost_at += wait_s
+
+
+def slot_after(ahead_s: float, slot_s: float) -> float:
+    """When a slot ends that begins in `ahead_s`."""
+    return min(ahead_s, MOST_S) + min(slot_s, MOST_S) + LEAST_S

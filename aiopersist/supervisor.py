@@ -1,0 +1,115 @@
+"""The owner of the tasks of a client, and how long their end is waited for.
+
+A failure of a task is logged and counted; it never cancels the user's code. Closing never hangs on a store
+that is gone: leases end what is left.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any
+
+from aiopersist.ending import ended, when_cancelled
+from aiopersist.failures import Failures
+from aiopersist.runtime import SYSTEM, OwnProcess, Runtime, begun
+
+RELEASE_DEADLINE_S = 5.0  # for what is released
+UNCLOSED_S = 0.5  # the same where the loop ends and nothing was closed
+
+Job = Coroutine[Any, Any, Any]
+
+
+class Supervisor:
+    """Owns tasks. They live until they end or the supervisor closes."""
+
+    def __init__(
+        self, runtime: Runtime = SYSTEM, label_of: Callable[[str], str | None] = lambda shard_id: None
+    ) -> None:
+        self.apart: Callable[[], Context | None] = lambda: None  # the context of background work
+        self.failures = Failures(runtime, label_of)
+        """The failures of the background work, also of loops that go on after a failure."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loops: set[asyncio.Task[Any]] = set()
+        self._last: asyncio.Task[None] | None = None
+        self._closed = self._ending = False
+        self.process = OwnProcess("a client")
+        self._waits_from: float | None = None
+        """From when on the end is waited for: when it began, or when something was released since."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended its tasks."""
+        return self._closed
+
+    def spawn(self, work: Job, name: str, *, abandon: bool = False, eager: bool = False) -> asyncio.Task[Any]:
+        """Run `work`, whose outcome the caller awaits or has given up; `eager` as `begun` is. It has a
+        moment to end by itself when the supervisor closes, unless the caller said `abandon`."""
+        task = begun(work, name) if eager else asyncio.create_task(work, name=name)
+        (self._loops if abandon else self._tasks).add(task)
+        task.add_done_callback(self._done)
+        self._last = self._last or when_cancelled(self._end_unclosed, "end the tasks of a client")
+        return task
+
+    def background(self, work: Job, name: str) -> asyncio.Task[Any]:
+        """Run `work`, which nothing awaits: its failure is logged and counted, and closing cancels it."""
+        task = asyncio.create_task(work, name=name, context=self.apart())
+        self._loops.add(task)
+        task.add_done_callback(self._loop_done)
+        if self._ending:
+            task.cancel()
+        return task
+
+    def begin_end(self) -> None:
+        """What is released from now on ends together with the rest: see `patience_s`."""
+        self._waits_from = asyncio.get_running_loop().time()
+
+    def patience_s(self) -> float:
+        """How long to wait for the release of a resource: `RELEASE_DEADLINE_S`. All of an end together wait
+        so long in vain, not each."""
+        if self._waits_from is None:
+            return RELEASE_DEADLINE_S
+        return max(self._waits_from + RELEASE_DEADLINE_S - asyncio.get_running_loop().time(), 0.0)
+
+    async def released(self, *tasks: asyncio.Task[None]) -> None:
+        """Wait for the release of resources. It goes on if that takes long, or the caller is cancelled."""
+        for task in tasks:
+            task.add_done_callback(self._released)
+        while (left := [task for task in tasks if not task.done()]) and (patience_s := self.patience_s()):
+            await asyncio.wait(left, timeout=patience_s)
+            if self._waits_from is None:
+                return
+
+    def _released(self, task: asyncio.Task[None]) -> None:
+        """The store answers: unless it was given up already, the rest may take as long again."""
+        is_ending = self._waits_from is not None and self.patience_s() > 0
+        if is_ending and not task.cancelled() and task.exception() is None:
+            self.begin_end()
+
+    async def aclose(self) -> None:
+        """Cancel the background work, give the other tasks `patience_s` to end by themselves, then cancel
+        them."""
+        self._closed = True
+        if self._last is not None:
+            self._last.cancel()
+        await self._end(self.patience_s())
+
+    async def _end_unclosed(self) -> None:
+        if not self._closed:
+            await self._end(UNCLOSED_S)
+
+    async def _end(self, deadline_s: float) -> None:
+        self._ending = True
+        for task in self._loops - {asyncio.current_task()}:
+            task.cancel()
+        await ended(lambda: {*self._loops, *self._tasks}, deadline_s)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._loops.discard(task)
+        if not task.cancelled():
+            task.exception()  # so that asyncio does not report it as never retrieved
+
+    def _loop_done(self, task: asyncio.Task[Any]) -> None:
+        self._loops.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failures.report(task.get_name(), error)
