@@ -74,23 +74,26 @@ class _ForkGate:
     """Threads go in and out; a fork waits until no other thread is within, and keeps others out."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._forks = 0
         self._within = dict[int, int]()  # by thread: one may enter again
 
     def enter(self) -> None:
         me = threading.get_ident()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._forks or me in self._within)
+        with self._lock:
+            if self._forks and me not in self._within:
+                self._changed.wait_for(lambda: not self._forks)
             self._within[me] = self._within.get(me, 0) + 1
 
     def leave(self) -> None:
         me = threading.get_ident()
-        with self._changed:
+        with self._lock:
             self._within[me] -= 1
             if not self._within[me]:
                 del self._within[me]
-                self._changed.notify_all()
+                if self._forks:
+                    self._changed.notify_all()
 
     def has_others(self) -> bool:
         return bool(self._within.keys() - {threading.get_ident()})

@@ -12,8 +12,7 @@ written. What is read is checked: by type, without conversions; unknown fields a
 format has a later number. A field with its default is not written.
 """
 
-from base64 import urlsafe_b64encode
-from binascii import Error, a2b_base64
+from binascii import Error, a2b_base64, b2a_base64
 from collections.abc import Callable, Iterable
 from functools import cache
 from math import inf
@@ -76,7 +75,7 @@ def _encoded(value: Any) -> Any:
     if type(value) is Antichain:
         return value.elements
     if type(value) is InlineBytes:
-        return urlsafe_b64encode(value).decode()
+        return b2a_base64(value, newline=False).translate(_TO_URL_SAFE).decode()
     if isinstance(value, str):  # a subclass
         return str.__str__(value)
     return value.to_plain()
@@ -91,8 +90,8 @@ def decoded(kind: Any, value: Any) -> Any:
     return (get_origin(kind) or kind).from_plain(value, *get_args(kind))
 
 
+_TO_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _encoder = msgspec.json.Encoder(enc_hook=_encoded)
-_TO_STANDARD = str.maketrans("-_", "+/")
 
 
 def _from_base64(text: Any) -> InlineBytes:
@@ -100,7 +99,7 @@ def _from_base64(text: Any) -> InlineBytes:
     if not isinstance(text, str):
         raise ValueError(f"expected base64, got {type(text).__name__}")
     try:
-        return InlineBytes(a2b_base64(text.translate(_TO_STANDARD), strict_mode=True))
+        return InlineBytes(a2b_base64(text.replace("-", "+").replace("_", "/"), strict_mode=True))
     except Error as error:
         raise ValueError(f"expected base64: {error}") from error
 

@@ -11,7 +11,7 @@ import asyncio, time
 import pytest
 
 async def test_sleeps_in_the_loop():
-    for _ in range(20):  # each is ready, and waits for a core, once more
+    for _ in range(80):  # each is ready, and waits for a core, once more
         time.sleep(0.05)
 
 async def test_computes_in_the_loop():

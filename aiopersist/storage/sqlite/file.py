@@ -39,6 +39,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from aiopersist.errors import Corruption, Error, Indeterminate, InvalidLocation, StorageUnavailable
@@ -48,7 +49,7 @@ from aiopersist.storage.folders import make_root
 from aiopersist.storage.sqlite.connection import KnownFiles, check_same, connected, file_id, path_of
 from aiopersist.storage.sqlite.forks import FileId
 from aiopersist.storage.sqlite.rights import check_rights, make_file
-from aiopersist.storage.sqlite.worker import ThreadJob, WorkerThread
+from aiopersist.storage.sqlite.worker import After, ThreadJob, WorkerThread
 
 T = TypeVar("T")
 
@@ -164,7 +165,7 @@ class SqliteFile(Generic[X]):
 
     # In the writing thread
 
-    def _write_group(self, jobs: list[ThreadJob[Any]]) -> None:
+    def _write_group(self, jobs: list[ThreadJob[Any]]) -> After | None:
         """Run one transaction. Nothing of it has happened before its COMMIT, whatever ends it."""
         connection = None
         try:
@@ -176,12 +177,13 @@ class SqliteFile(Generic[X]):
             self._roll_back()
             if not given_up or len(jobs) == 1:
                 _fail(jobs, error, self.path)
-                return
+                return None
         else:
-            self._commit(transaction, done)
-            return
+            return self._commit(transaction, done)
         for job in jobs:
-            self._write_group([job])
+            if (after := self._write_group([job])) is not None:
+                after()
+        return None
 
     def _begun(self) -> sqlite3.Connection:
         """The writing connection, in a new transaction that excludes all other writers."""
@@ -228,7 +230,7 @@ class SqliteFile(Generic[X]):
             connection.execute("RELEASE job")
         return result
 
-    def _commit(self, transaction: X, done: list[tuple[ThreadJob[Any], Any]]) -> None:
+    def _commit(self, transaction: X, done: list[tuple[ThreadJob[Any], Any]]) -> After | None:
         """The only place where a job that writes succeeds."""
         try:
             transaction.connection.execute("COMMIT")
@@ -236,9 +238,12 @@ class SqliteFile(Generic[X]):
         except Exception as error:  # delivered to the callers
             self._roll_back()
             _fail([job for job, _ in done], error, self.path, at_commit=True)
-            return
+            return None
         for job, result in done:
             job.succeed(result)
+        return partial(self._after_commit, transaction)
+
+    def _after_commit(self, transaction: X) -> None:
         transaction.after_commit()
         try:
             self._empty_log()

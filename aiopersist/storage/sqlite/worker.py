@@ -2,10 +2,12 @@
 
 A blocking driver gets worker threads so that the event loop never waits for it. While the thread runs one
 group of jobs, the next jobs gather; it then takes all of them at once. So a group can be one transaction,
-which is the whole of group commit. The outcomes of a group go back to each event loop in one call.
+which is the whole of group commit. The outcomes of a group go back to each event loop in one call, and what
+nobody waits for is done behind it, while the callers wake.
 
-A caller that is cancelled stops waiting; its job runs nevertheless. The thread starts with the first job
-and ends with `close`. A job that its group has not settled has failed: silence is no success.
+A caller that is cancelled stops waiting; its job runs nevertheless. The thread starts with the first job,
+goes back to its executor when none has come for a while, which takes longer than to wake it here, and ends
+with `close`. A job that its group has not settled has failed: silence is no success.
 """
 
 import asyncio
@@ -22,6 +24,11 @@ from aiopersist.storage.keys import closed
 from aiopersist.threads import kept_from_forks
 
 T = TypeVar("T")
+
+After = Callable[[], None]
+"""What a group does behind its answers."""
+
+LINGER_S = 0.05
 
 log = logging.getLogger("aiopersist").getChild("storage")
 
@@ -50,7 +57,7 @@ class ThreadJob(Generic[T]):
 class WorkerThread:
     """One thread. `execute(jobs)` runs a group of jobs in it and settles each of them."""
 
-    def __init__(self, name: str, execute: Callable[[list[ThreadJob[Any]]], None]) -> None:
+    def __init__(self, name: str, execute: Callable[[list[ThreadJob[Any]]], After | None]) -> None:
         self._execute = execute
         self._name = name
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)  # starts no thread yet
@@ -58,6 +65,10 @@ class WorkerThread:
         self._lock = threading.Lock()
         self._waiting: list[ThreadJob[Any]] = []
         self._running = False
+        self._lingers = False
+        self._wake = threading.Lock()
+        """Is released to wake the thread, by whoever finds that it lingers."""
+        self._wake.acquire()
         self._closed = False
         self._process = OwnProcess("a store")
 
@@ -72,6 +83,7 @@ class WorkerThread:
                 self._begin(self._run_groups)  # if this raises, no job waits
                 self._running = True
             self._waiting.append(ThreadJob(work, future))
+            self._rouse()
         return await future
 
     async def close(self, release: Callable[[], None]) -> None:
@@ -82,6 +94,7 @@ class WorkerThread:
             first, self._closed = not self._closed, True
             if not first:
                 return
+            self._rouse()
             done = self._begin(partial(_kept_from_forks, release))
         self._executor.shutdown(wait=False)
         await asyncio.shield(asyncio.wrap_future(done))
@@ -101,28 +114,43 @@ class WorkerThread:
         with self._turn:
             work()
 
+    def _rouse(self) -> None:
+        """Wake it if it lingers. Under the lock."""
+        if self._lingers:
+            self._lingers = False
+            self._wake.release()
+
     def _run_groups(self) -> None:
         while True:
             with self._lock:
                 jobs, self._waiting = self._waiting, []
-                if not jobs:
-                    self._running = False
-                    return
-            self._run_group(jobs)
-            _deliver(jobs)
+                self._running = bool(jobs) or not self._closed
+                self._lingers = self._running and not jobs
+            if jobs:
+                self._run_group(jobs)
+            elif not self._running or not self._roused():
+                return
+
+    def _roused(self) -> bool:
+        """Linger; whether it was roused."""
+        if self._wake.acquire(timeout=LINGER_S):
+            return True
+        with self._lock:
+            roused = not self._lingers
+            self._lingers, self._running = False, roused
+        return roused and self._wake.acquire()
 
     def _run_group(self, jobs: list[ThreadJob[Any]]) -> None:
-        failure: BaseException = Indeterminate("the store did not report the outcome of this call")
         try:
             with kept_from_forks():
-                self._execute(jobs)
-        except BaseException as error:  # delivered to the callers
-            failure = error
+                after = self._execute(jobs)
+                _deliver(jobs, Indeterminate("the store did not report the outcome of this call"))
+                if after is not None:
+                    after()
+        except BaseException as error:
             extra = {"op": "group", "error": type(error).__name__}
             log.exception("a group of calls to the store broke off", extra=extra)
-        for job in jobs:
-            if not job.settled:
-                job.fail(failure)
+            _deliver(jobs, error)  # to those that have no answer yet
 
 
 def _kept_from_forks(work: Callable[[], None]) -> None:
@@ -139,9 +167,12 @@ def _run(work: Callable[[], None], done: Future[None]) -> None:
         done.set_result(None)
 
 
-def _deliver(jobs: list[ThreadJob[Any]]) -> None:
+def _deliver(jobs: list[ThreadJob[Any]], failure: BaseException) -> None:
+    """Give them their outcomes; those that are not settled have failed with `failure`."""
     by_loop: dict[asyncio.AbstractEventLoop, list[ThreadJob[Any]]] = {}
     for job in jobs:
+        if not job.settled:
+            job.fail(failure)
         by_loop.setdefault(job.future.get_loop(), []).append(job)
     for loop, its_jobs in by_loop.items():
         try:
@@ -152,7 +183,7 @@ def _deliver(jobs: list[ThreadJob[Any]]) -> None:
 
 def _settle(jobs: list[ThreadJob[Any]]) -> None:
     for job in jobs:
-        if job.future.done():  # cancelled: the caller stopped waiting
+        if job.future.done():  # cancelled: the caller stopped waiting; or it has its outcome
             continue
         if job.error is not None:
             job.future.set_exception(job.error)
