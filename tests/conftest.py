@@ -49,7 +49,8 @@ ELSEWHERE = ["mem", *_long("files+sqlite", "files+postgres", "s3+postgres", "buc
 
 HEAVY = "pandas polars pyarrow.parquet pyarrow.compute asyncpg aiobotocore.session obstore fastapi httpx"
 
-QUICK_CASES = 1  # of each test function that has more
+CASES = 1 if QUICK else int(os.environ.get("AIOPERSIST_TEST_CASES", "0"))
+"""Of each test function that has more, so many run; 0: all."""
 
 LOOP_COMPUTES_MAX_S = 0.5  # in one callback, of processor time
 LOOP_STANDS_MAX_S = 3.0  # the same by the clock, less what waited for a core: others may hold the interpreter
@@ -57,16 +58,16 @@ _s3_used: Counter[str] = Counter()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Quickly: of each function some of its cases, evenly spread."""
-    if not QUICK:
+    """Of each function some of its cases, evenly spread."""
+    if not CASES:
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     kept = {
-        id(some[number * len(some) // QUICK_CASES] if len(some) > QUICK_CASES else item)
+        id(some[number * len(some) // CASES] if len(some) > CASES else item)
         for some in cases.values()
-        for number, item in enumerate(some[:QUICK_CASES])
+        for number, item in enumerate(some[:CASES])
     }
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
     items[:] = [item for item in items if id(item) in kept]
@@ -325,7 +326,7 @@ class LoopWatch:
         return self._computed_s > LOOP_COMPUTES_MAX_S or self._stood_s > LOOP_STANDS_MAX_S
 
     def _scheduled_s(self) -> tuple[float, float]:
-        """How long the loop's thread has run, and waited for a core, so far; 0 where the system does not tell."""
+        """How long the loop's thread has run, and waited for a core; 0 where the system tells neither."""
         try:
             ran, queued, _ = map(int, self._schedstat.read_text().split())
         except OSError:
