@@ -38,7 +38,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -245,10 +245,8 @@ class SqliteFile(Generic[X]):
 
     def _after_commit(self, transaction: X) -> None:
         transaction.after_commit()
-        try:
+        with suppress(OSError, sqlite3.Error, Error, MemoryError):  # a later commit tries again
             self._empty_log()
-        except (OSError, sqlite3.Error, Error, MemoryError):
-            pass  # nothing has changed, and a later commit tries again
 
     def _empty_log(self) -> None:
         """Copy a long log into the file, so that it begins anew with the next commit; if a reader needs it,
