@@ -1,5 +1,6 @@
 """A test that blocks the event loop fails; a test that waits, or works on a thread, does not."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,7 @@ def test_what_blocks_the_loop_fails_and_says_where(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(root)},
     )
     assert "7 passed, 2 errors" in run.stdout, run.stdout + run.stderr
     for case in ("test_sleeps_in_the_loop", "test_computes_in_the_loop"):
