@@ -19,7 +19,6 @@ from aiopersist.plain import warn_in_body
 from aiopersist.read.query import Columns
 from aiopersist.read.snapshot import Snapshot, contents_of, count_of, pandas_frame
 from aiopersist.resource import Opening, Resource
-from aiopersist.state.once import UNMARKED, Once
 from aiopersist.subscription.open import Wanted
 from aiopersist.subscription.subscription import Subscription
 from aiopersist.table.feed import Feed
@@ -31,7 +30,7 @@ from aiopersist.table.open import NotMade, OpenTable, OpenTables, has_failed, un
 from aiopersist.table.operation import Insert, Put, Revise
 from aiopersist.table.plan import Done, PendingOperation, Repeated
 from aiopersist.table.subscribe import SubscribedChanges, open_table_subscription
-from aiopersist.write.checks import Txn, check_once, check_txn
+from aiopersist.write.checks import Txn, check_marks
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]  # its stubs are a package of their own
@@ -243,7 +242,8 @@ class Table(Resource, Generic[K, V]):
         memory: more than `settings.table_resident_bytes` are written to the blob store twice, and read once;
         they take their place among other operations when that is done."""
         self._apart("put_many")
-        marked, given = self._marks(once, txn), taken(entries)
+        marked = check_marks(txn, once, self._tables.shards.stack.settings)
+        given = taken(entries)
         await self._tables.ready()
         table = await self._open()
         if not isinstance(given, Mapping | list | tuple) or len(given) > AT_ONCE or has_many(given):
@@ -372,17 +372,12 @@ class Table(Resource, Generic[K, V]):
     async def _do(
         self, action: Put | Insert | Revise, once: str | None, txn: Txn | None = None
     ) -> Done | Repeated:
-        marked = self._marks(once, txn)
+        marked = check_marks(txn, once, self._tables.shards.stack.settings)
         table = await self._open()
         with table.scope.call():
             member = table.member
             waiting = PendingOperation((member,), action, (action.keys,), member, *marked)
             return await self._tables.group.do(waiting)
-
-    def _marks(self, once: str | None, txn: Txn | None) -> tuple[Mapping[str, int], Once]:
-        if once is None and txn is None:
-            return {}, UNMARKED
-        return check_txn(txn), check_once(once, txn, self._tables.shards.stack.settings)
 
     async def aclose(self) -> None:
         """Release what this handle holds; the view goes with the last handle. Idempotent."""

@@ -31,7 +31,7 @@ from aiopersist.table.open import OpenTables
 from aiopersist.table.operation import Conflicted
 from aiopersist.table.plan import PendingOperation, Repeated
 from aiopersist.table.transaction import RunAgain, Transaction
-from aiopersist.write.checks import Txn, check_once, check_txn
+from aiopersist.write.checks import Txn, check_marks, check_once
 
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ class Transactions:
             refuse("a transaction")
         if max_attempts is not None and (type(max_attempts) is not int or max_attempts < 1):
             raise ValueError(f"max_attempts={max_attempts!r} is no positive int")
-        marks = _Marks(check_txn(txn), check_once(once, txn, stack.settings), call)
+        marks = _Marks(*check_marks(txn, once, stack.settings), call)
         await self._tables.ready()
         if (text := marks.text) is not None:
             marks.member = member = await self._records.member(text)

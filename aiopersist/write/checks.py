@@ -38,6 +38,15 @@ def check_no_table(shard: Shard) -> None:
         raise InvalidUsage(UsageKind.NOT_A_TABLE, text, shard_id=shard.id)
 
 
+def check_marks(
+    txn: Txn | None, once: str | None, settings: Settings, time_length: int | None = None
+) -> tuple[dict[str, int], Once]:
+    """What a call is known again by, as commits record it. Errors as of `check_txn` and `check_once`."""
+    if txn is None and once is None:
+        return {}, UNMARKED
+    return check_txn(txn), check_once(once, txn, settings, time_length)
+
+
 def check_txn(txn: Txn | None) -> dict[str, int]:
     """`txn` as a mapping; `InvalidUsage` of kind `INVALID_TXN` if it is no `(app_id, number)`."""
     if txn is None:

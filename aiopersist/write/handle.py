@@ -23,7 +23,7 @@ from aiopersist.write.append import append_all
 from aiopersist.write.batch import Batch
 from aiopersist.write.batches import BatchesAppend
 from aiopersist.write.builder import BatchBuilder
-from aiopersist.write.checks import Txn, check_bounds, check_frontier, check_no_table, check_once, check_txn
+from aiopersist.write.checks import Txn, check_bounds, check_frontier, check_marks, check_no_table, check_once
 from aiopersist.write.combine import Combiner
 from aiopersist.write.pending import Committed, NotCommitted, PendingAppend
 from aiopersist.write.session import Session
@@ -150,10 +150,10 @@ class WriteHandle(Resource, Generic[K, V]):
         warn_in_body(self._shard.stack, "WriteHandle.write", "tx.append")
         with self._scope.call():
             self._session.unsettled = None
-            return await self._combiner.write(rows, diff, check_txn(txn), self._once(once, txn))
+            return await self._combiner.write(rows, diff, *self._marks(txn, once))
 
-    def _once(self, once: str | None, txn: Txn | None) -> Once:
-        return check_once(once, txn, self._shard.stack.settings, self._schema.time_length)
+    def _marks(self, txn: Txn | None, once: str | None) -> tuple[dict[str, int], Once]:
+        return check_marks(txn, once, self._shard.stack.settings, self._schema.time_length)
 
     async def settle(self) -> Committed | NotCommitted | None:
         """The outcome of the last append of this handle that was cancelled, timed out or raised
@@ -249,8 +249,7 @@ class WriteHandle(Resource, Generic[K, V]):
         with self._scope.call():
             self._session.unsettled = None
             bounds = check_bounds(lower, upper, self._schema)
-            marks = check_txn(txn), self._once(once, txn)
-            await append_all([kind(self._session, *bounds, updates, *marks, replica)])
+            await append_all([kind(self._session, *bounds, updates, *self._marks(txn, once), replica)])
 
     async def batch_from_transmittable(self, data: bytes) -> Batch:
         """The batch that `Batch.to_transmittable` made bytes of. The registration of its writer is kept alive
