@@ -262,13 +262,12 @@ class _Call:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._scope._calls.pop(self, None)
-        if isinstance(error, Error):
-            self._scope.sign(error)
-            if (own := own_error(error)) is not error:
-                raise own from error
+        if isinstance(error, Error) and (own := self._scope.sign(own_error(error))) is not error:
+            raise own from error
         mine = self._interrupted and self._task.uncancel() <= self._cancelling
         if mine and isinstance(error, asyncio.CancelledError):
-            raise self._scope.closed_error(f"{self._scope.what} was closed") from None
+            text = f"{self._scope.what} was closed during the call: what it writes may have happened"
+            raise self._scope.closed_error(text) from None
 
     def interrupt(self) -> None:
         if self._task is not asyncio.current_task():
@@ -276,19 +275,20 @@ class _Call:
             self._task.cancel()
 
 
-_told: "WeakKeyDictionary[Error, ref[asyncio.Task[Any]]]" = WeakKeyDictionary()
-"""The task whose call got the error."""
+_told: "WeakKeyDictionary[Error, tuple[ref[asyncio.Task[Any]], str | None, str | None]]" = WeakKeyDictionary()
+"""The task whose call got the error first, and the shard that it named before."""
 
 
 def own_error(error: E) -> E:
     """The error for the call of this task: a copy, if the call of another task got it. Calls share requests,
     commits and openings; what one of them does to its error, such as a note, the others must not see."""
     me, told = asyncio.current_task(), _told.get(error)
-    if told is not None and told() is not me:
+    if told is not None and told[0]() is not me:
         error = copy(error)
         error.__notes__ = [*getattr(error, "__notes__", ())]
-    if me is not None:
-        _told[error] = ref(me)
+        _, error.shard_id, error.label = told
+    if me is not None and error not in _told:
+        _told[error] = ref(me), error.shard_id, error.label
     return error
 
 

@@ -70,7 +70,8 @@ class ReadSession(Generic[K, V]):
 
     async def need(self, hold: Antichain, as_of: Time | None) -> Need:
         """Have the process's reader hold history at `hold`; `SinceViolation`, which names `as_of`, if that is
-        gone."""
+        gone; `CLOSED` once its owner is closed: nobody would release the reader."""
+        self.scope.check_open()
         try:
             return await self.hold.need(hold)
         except SinceViolation as error:

@@ -139,7 +139,7 @@ async def _write(attempts: Sequence[Attempt], *, apart: bool = True) -> bool:
     finally:
         if not ours:
             for attempt in attempts:
-                stack.follower.unmet(attempt.register)
+                stack.follower.unmet(attempt.register, attempt.seqno)
     _clear(attempts)
     if ours:
         for attempt in attempts:
@@ -154,8 +154,8 @@ def _clear(attempts: Sequence[Attempt]) -> None:
 
 
 def _statement(attempts: Sequence[Attempt], *, apart: bool) -> Awaitable[bool]:
-    """Send the statement that writes these versions; its answer. A cancellation ends the wait for that, not
-    the statement, which has a task of its own: `apart`."""
+    """Send the statement that writes these versions; its answer. `apart`: the statement has a task of its
+    own, so that a cancellation ends the wait for its answer alone."""
     stack, statement = attempts[0].register.stack, partial(_sending, attempts)
     for attempt in attempts:
         attempt.sent += 1
@@ -180,7 +180,7 @@ async def _sent_until_known(
 ) -> bool:
     """The answer is lost, because of `cause`: look, and send the statement again, until it is known whether
     the versions are these attempts'. An answer to a second sending decides only if that won: its refusal, or
-    its determinate error, says nothing about the first."""
+    any error, says nothing about the first."""
     stack = attempts[0].register.stack
     runtime, limit_s, delays = stack.runtime, stack.settings.retry_timeout_s, stack.runtime.delays()
     stall = stack.stall_log(lambda: f"the outcome of a commit to {_labels(attempts)}")
@@ -198,8 +198,6 @@ async def _sent_until_known(
             if await _statement(attempts, apart=apart):
                 return True
             cause = None
-        except (Corruption, InvalidUsage):
-            raise
         except Exception as error:
             cause = error
 
@@ -239,11 +237,11 @@ async def _look(attempt: Attempt, cause: BaseException | None) -> bool | None:
         if versions and versions[0].seqno == attempt.seqno:
             return decode_commit(versions[0].data) == attempt.commit
         state = await register.refresh()
-    except StorageUnavailable as error:
+    except (StorageUnavailable, Corruption, InvalidUsage) as error:
         raise Indeterminate(
             f"version {attempt.seqno} may have been written: its answer was lost, then the store: {error}",
             shard_id=register.shard,
-        ) from cause
+        ) from (cause or error)
     happened = getattr(attempt.command, "happened", lambda state: False)(state)
     if happened is None:
         text = f"version {attempt.seqno} may have been written: it is no longer there, nor is its writer"

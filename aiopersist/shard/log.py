@@ -62,9 +62,8 @@ async def load(stack: Stack, shard: str) -> State | None:
     """The state at the head, read anew; `None` if there is no such shard. Costs a read of the head, of the
     latest rollup if there is one, and a scan for every 512 versions since then, the first of them beside the
     read of the rollup."""
-    fault: tuple[int, str] | None = (
-        None  # a head, and the missing part of its state: `Corruption`, unless the head moves
-    )
+    # A head, and the missing part of its state: `Corruption`, unless the head moves.
+    fault: tuple[int, str] | None = None
     while True:
         head = await stack.consensus.head(consensus_key(shard))
         if head is None:

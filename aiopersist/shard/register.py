@@ -4,8 +4,8 @@ The state only moves forward, in three ways:
 - A *refresh* reads the head and the versions after our state. One read serves all callers that asked before
   it was sent, so each caller sees everything that was written before it asked: a refresh is linearizable.
 - A commit of our own installs the state that it wrote (`shard/commit.py`).
-- A look at many shards *offers* the head that it found. An offer serves no caller of `refresh`: it may have
-  been read before the caller asked.
+- A look at many shards *offers* the head that it found, and so does the answer to a commit that lost its
+  race. An offer serves no caller of `refresh`: it may have been read before the caller asked.
 
 **Waiting.** Every new state wakes the waiters, a commit of our own without any I/O. While there
 are waiters, the client's follower brings news of the shard (`shard/follow.py`). A lost hint costs
@@ -119,7 +119,8 @@ class Register:
         await self.offer(sent, await self.stack.consensus.head(self.key))
 
     async def offer(self, sent: State, head: Versioned | None) -> None:
-        """Take `head`, which was read at a moment after `sent` was known here, as the newest version."""
+        """Take `head`, which was read at a moment after `sent` was known here, or is newer, as the newest
+        version."""
         if sent.finalized and (head is None or head.seqno < sent.seqno):  # final, even without its tombstone
             return
         if head is None and await self._may_be_forgotten(sent):

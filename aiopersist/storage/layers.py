@@ -285,9 +285,8 @@ class RetryConsensus(WrappedConsensus):
         return self._retry.repeat(op, request, idempotent=not op.startswith("compare_and_set"))
 
     async def wish(self, keys: Sequence[str], who: str, for_s: float, waited_s: float) -> None:
-        await self.inner.wish(
-            keys, who, for_s, waited_s
-        )  # it decides nothing, and who leaves it tries again soon
+        # it decides nothing, and who leaves it tries again soon
+        await self.inner.wish(keys, who, for_s, waited_s)
 
     async def now(self) -> float:
         try:

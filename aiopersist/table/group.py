@@ -180,8 +180,8 @@ class TableCommits:
                 raise
 
     async def _apart(self, group: Sequence[PendingOperation], error: Error) -> None:
-        """Nothing was written because of `error`: carry them out in smaller groups, by their shards, then one
-        by one."""
+        """A command was refused, so nothing was written: carry them out in smaller groups, by their shards,
+        then one by one."""
         left = [waiting for waiting in group if not waiting.answer.done()]
         by_shards: dict[frozenset[Member], list[PendingOperation]] = {}
         for waiting in left:
@@ -221,11 +221,10 @@ class TableCommits:
             if parts := plan.parts:
                 for planned in parts:
                     planned.check()
-                written = {planned.member for planned in parts}
                 try:
                     time = await self._commit(parts, plan.acks, now)
-                except UpperMismatch:
-                    looked |= written  # it follows a look at each of them
+                except UpperMismatch as error:  # it follows a look at its shard
+                    looked.update(p.member for p in parts if p.member.shard.id == error.shard_id)
                     continue
                 except RepeatedMark:  # another client has recorded one of the ids meanwhile
                     continue

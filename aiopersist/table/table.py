@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from datetime import datetime, timedelta
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
@@ -282,10 +284,12 @@ class Table(Resource, Generic[K, V]):
         self, key: K, f: Callable[[V | None], V | None], once: str | None = None
     ) -> V | Repeated | None:
         """Replace the val of `key` by what `f` makes of it; `None` stands for absent. `f` is a plain function
-        and may run several times. Returns the new val; `Repeated` for a repeat of `once`."""
+        in the context of the call, and may run several times. Returns the new val; `Repeated` for a repeat of
+        `once`."""
         self._apart("update", "tx.get and tx.put")
         text = await self._tables.converted(self._kind.key_text, key)
-        done = await self._do(Revise(self._kind, text, f, self._size_max), once)
+        revise = partial(copy_context().run, f)  # the task that runs it is that of another call, perhaps
+        done = await self._do(Revise(self._kind, text, revise, self._size_max), once)
         return done if isinstance(done, Repeated) else done.result
 
     # --- inside ----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from aiopersist.write.staged import StagingContext
 
 
 class Session:
-    """See the header. One per write handle."""
+    """See the header. One per write handle, and per table that this client writes."""
 
     def __init__(self, context: StagingContext) -> None:
         self.context = context

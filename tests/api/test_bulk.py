@@ -168,6 +168,7 @@ async def test_many_tuples_are_taken_or_refused_as_a_whole(quiet_mem: ap.Client)
         assert w.upper == ap.Antichain(0)
 
 
+@pytest.mark.blocks_loop  # the collector does
 async def test_the_collector_does_not_look_at_kept_rows(quiet_mem: ap.Client) -> None:
     """Goal: no full collection because of the rows that `rows()` makes; and what the application froze
     stays frozen."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-COMPUTES_MAX_S = 0.5  # in one callback, of processor time
+COMPUTES_MAX_S = 1.0  # in one callback, of processor time
 STANDS_MAX_S = 3.0  # the same by the clock, less what waited for a core: others may hold the interpreter
 
 

@@ -17,7 +17,7 @@ async def test_sleeps_in_the_loop():
 
 async def test_computes_in_the_loop():
     before = time.thread_time()
-    while time.thread_time() - before < 0.9:
+    while time.thread_time() - before < 1.6:
         sum(range(1000))
 
 @pytest.mark.blocks_loop

@@ -54,7 +54,7 @@ class SqliteConsensus(SqliteReads):
             won = sql.compare_and_set_one(transaction.connection, entry)
             return transaction.tried([entry], won=won)
 
-        return self._told([key], await self._file.write(OneStatement(work)))
+        return await self._won([key], OneStatement(work))
 
     async def compare_and_set_many(self, entries: Sequence[Entry]) -> bool:
         check_entries(entries)
@@ -62,12 +62,13 @@ class SqliteConsensus(SqliteReads):
         def work(transaction: _Moves) -> _Newer | None:
             return transaction.tried(entries, won=sql.compare_and_set(transaction.connection, entries))
 
-        return self._told([entry.key for entry in entries], await self._file.write(work))
+        return await self._won([entry.key for entry in entries], work)
 
-    def _told(self, keys: Sequence[str], newer: _Newer | None) -> bool:
-        """Whether a compare-and-set of these keys won, by the answer: else it has the newer heads."""
+    async def _won(self, keys: Sequence[str], work: "Callable[[_Moves], _Newer | None]") -> bool:
+        """Whether a compare-and-set of these keys won. `newer` tells the heads of this answer alone."""
         for key in keys if self._newer else ():
             self._newer.pop(key, None)
+        newer = await self._file.write(work)
         self._newer |= newer or {}
         return newer is None
 
