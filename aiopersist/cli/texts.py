@@ -16,6 +16,7 @@ import pydantic_core
 from pydantic_core import core_schema
 
 from aiopersist.data.lazy import pa, pc
+from aiopersist.web.rows import is_bytes
 
 DURATIONS = pydantic_core.SchemaValidator(
     core_schema.list_schema(core_schema.nullable_schema(core_schema.timedelta_schema()))
@@ -113,12 +114,6 @@ def bytes_of(text: str) -> bytes:
         return base64.b64decode(text, altchars=b"-_", validate=True)
     except ValueError:
         raise ValueError(f"{text[:40]!r} is no URL-safe base64") from None
-
-
-def is_bytes(of: pa.DataType) -> bool:
-    """Whether values of the type are bytes, which JSON and CSV say in base64."""
-    is_ = pa.types
-    return bool(is_.is_binary(of) or is_.is_large_binary(of) or is_.is_fixed_size_binary(of))
 
 
 def named_type(name: str) -> pa.DataType:

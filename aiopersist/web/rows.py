@@ -73,7 +73,7 @@ def _cells_of(found: Any) -> list[Cell]:
         cut = pc.utf8_slice_codeunits(found, 0, TEXT_MAX).to_pylist()
         lengths = pc.utf8_length(found).to_pylist()
         return [_text_cell(text, length) for text, length in zip(cut, lengths, strict=True)]
-    if _is_bytes(t):
+    if is_bytes(t):
         some = pc.binary_slice(found.cast(pa.large_binary()), 0, BYTES_MAX).to_pylist()
         lengths = pc.binary_length(found).to_pylist()
         return [_bytes_cell(data, length) for data, length in zip(some, lengths, strict=True)]
@@ -125,11 +125,12 @@ def whole(scalar: Any) -> str | bytes:
     if not scalar.is_valid:
         return "null"
     is_text = pa.types.is_string(t) or pa.types.is_large_string(t)
-    value: str | bytes = scalar.as_py() if is_text or _is_bytes(t) else whole_text(scalar)
+    value: str | bytes = scalar.as_py() if is_text or is_bytes(t) else whole_text(scalar)
     return value
 
 
-def _is_bytes(t: pa.DataType) -> bool:
+def is_bytes(t: pa.DataType) -> bool:
+    """Whether values of the type are bytes."""
     is_ = pa.types
     return bool(is_.is_binary(t) or is_.is_large_binary(t) or is_.is_fixed_size_binary(t))
 
@@ -149,7 +150,7 @@ def key_given(text: str, t: pa.DataType) -> Any:
 def _given(text: str, t: pa.DataType) -> Any:
     if pa.types.is_string(t) or pa.types.is_large_string(t):
         return pa.scalar(text, t)
-    if _is_bytes(t):
+    if is_bytes(t):
         return pa.scalar(bytes.fromhex(text[2:]) if text.startswith("0x") else text.encode(), t)
     if pa.types.is_nested(t):
         value = pydantic_core.from_json(text)
