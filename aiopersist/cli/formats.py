@@ -23,7 +23,7 @@ BINARY = {Format.PARQUET, Format.ARROW}
 
 
 class RowSink(Protocol):
-    """What takes batches. `close` writes what a format has at its end."""
+    """What takes batches, as Arrow's writers do. `close` writes what a format has at its end."""
 
     def write(self, batch: "pa.RecordBatch") -> None: ...
     def close(self) -> None: ...
@@ -31,11 +31,15 @@ class RowSink(Protocol):
 
 def sink_of(form: Format, file: BinaryIO, schema: "pa.Schema") -> RowSink:
     """A sink of that format for batches of that schema."""
-    if form is Format.PARQUET:
-        return ParquetSink(file, schema)
-    if form is Format.ARROW:
-        return ArrowSink(file, schema)
-    return NdjsonSink(file) if form is Format.NDJSON else CsvSink(file, schema)
+    if form not in BINARY:
+        return NdjsonSink(file) if form is Format.NDJSON else CsvSink(file, schema)
+    flowing = pa.PythonFile(_Flowing(file), mode="w")
+    sink: RowSink = (
+        ipc.new_stream(flowing, schema)
+        if form is Format.ARROW
+        else pq.ParquetWriter(flowing, schema, compression="zstd")  # a batch is a row group
+    )
+    return sink
 
 
 class NdjsonSink:
@@ -66,32 +70,6 @@ class CsvSink:
 
     def close(self) -> None:
         """There is no end to write."""
-
-
-class ParquetSink:
-    """A Parquet file; a batch is a row group."""
-
-    def __init__(self, file: BinaryIO, schema: "pa.Schema") -> None:
-        self._writer = pq.ParquetWriter(pa.PythonFile(_Flowing(file), mode="w"), schema, compression="zstd")
-
-    def write(self, batch: "pa.RecordBatch") -> None:
-        self._writer.write_batch(batch)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class ArrowSink:
-    """An Arrow IPC stream."""
-
-    def __init__(self, file: BinaryIO, schema: "pa.Schema") -> None:
-        self._writer = ipc.new_stream(pa.PythonFile(_Flowing(file), mode="w"), schema)
-
-    def write(self, batch: "pa.RecordBatch") -> None:
-        self._writer.write_batch(batch)
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 class _Flowing:
