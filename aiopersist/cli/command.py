@@ -25,6 +25,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import pydantic_core
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from aiopersist.cli.location import LocationOptions
 from aiopersist.cli.terminal import complain, decoded, drop_unwritten, messages, output, results
@@ -110,6 +111,20 @@ class Invocation(NamedTuple):
     def say(self, text: object) -> None:
         """Print a message as it is, without wrapping it."""
         self.err.print(str(text), soft_wrap=True, markup=False, highlight=False)
+
+    def tell(self, value: Any, text: str) -> None:
+        """Write a result, for programs as one JSON document or else as a text."""
+        if self.as_json:
+            self.document(value)
+        else:
+            self.out.print(Text(text), soft_wrap=True)
+
+    def tell_one(self, value: Any, text: str) -> None:
+        """Write one of many results, for programs as a line of JSON or else as a text."""
+        if self.as_json:
+            self.line(value)
+        else:
+            self.out.print(Text(text), soft_wrap=True)
 
     def document(self, value: Any) -> None:
         """Write a result as one JSON document."""

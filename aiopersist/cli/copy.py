@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
 from aiopersist.cli.each import chosen, each, indexed_names
@@ -44,26 +43,15 @@ async def copy(
         async with open_client(to_location, blob=to_blob, consensus=to_consensus, maintenance=False) as other:
             copying = _Copying(client, other, name, verify, detach)
             if all_ or len(names) > 1:
-                await _say_what_stays(run, client, all_)
+                if all_ and (streams := await indexed_names(client)):
+                    run.say(f"left out, since an Indexed cannot be copied: {', '.join(map(repr, streams))}")
                 await each(run, names, copying.copied, copying.told, "copying", all_=all_)
             else:
-                await _one(run, names[0], copying)
+                shard = names[0]  # what it fails with is the message of the command
+                result = {"shard": shard, **await drawn(run.err, copying.copied(shard))}
+                run.tell(result, f"{shard}: {copying.told(result)}")
     if copying.differing:
         raise Problems("; ".join(copying.differing))
-
-
-async def _one(run: Invocation, shard: str, copying: "_Copying") -> None:
-    """The shard that the user named. What it fails with is the message of the command."""
-    result = {"shard": shard, **await drawn(run.err, copying.copied(shard))}
-    if run.as_json:
-        run.document(result)
-    else:
-        run.out.print(Text(f"{shard}: {copying.told(result)}"), soft_wrap=True)
-
-
-async def _say_what_stays(run: Invocation, client: Client, all_: bool) -> None:
-    if all_ and (streams := await indexed_names(client)):
-        run.say(f"left out, since an Indexed cannot be copied: {', '.join(map(repr, streams))}")
 
 
 @dataclass(eq=False)

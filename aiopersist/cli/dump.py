@@ -2,12 +2,10 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import nullcontext
 from typing import Annotated, Any, BinaryIO
 
 import typer
-from rich.text import Text
 
 from aiopersist.cli.cat import AsOf, Where, condition
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
@@ -46,22 +44,10 @@ async def dump(
         with complete_times(shard, time):
             at = await known_time(run, client, shard, time)
             async with client.reader(shard, schema) as reader, reader.snapshot(at, wait=False) as snapshot:
-                async with _file(to) as file:
+                async with nullcontext(output()) if to == STDIN else written(to) as file:
                     rows = await drawn(run.err, _write(snapshot, kept, schema, is_table, chosen, file))
     if to != STDIN:
-        if run.as_json:
-            run.document({"shard": shard, "file": to, "rows": rows})
-        else:
-            run.out.print(Text(f"{shard}: {counted(rows, 'row')} in {to}"), soft_wrap=True)
-
-
-@asynccontextmanager
-async def _file(path: str) -> AsyncIterator[BinaryIO]:
-    if path == STDIN:
-        yield output()
-        return
-    async with written(path) as file:
-        yield file
+        run.tell({"shard": shard, "file": to, "rows": rows}, f"{shard}: {counted(rows, 'row')} in {to}")
 
 
 async def _write(

@@ -3,7 +3,6 @@
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from aiopersist.cli.cat import Where, condition
 from aiopersist.cli.command import CannotBegin, Invocation, Problems, Yes
@@ -61,10 +60,8 @@ async def erase(
         )
         erased = await drawn(run.err, work)
         held = held_json(erased.holders, await client.inspect(table))
-    if run.as_json:
-        run.document({"table": table, "dry_run": not yes, **erased.model_dump(mode="json"), "holders": held})
-    else:
-        run.out.print(Text(f"{table}: {_told(erased, held, yes)}"), soft_wrap=True)
+    result = {"table": table, "dry_run": not yes, **erased.model_dump(mode="json"), "holders": held}
+    run.tell(result, f"{table}: {_told(erased, held, yes)}")
     if not erased.done:
         hint = "its stores have such rows" if yes else "nothing was changed: say --yes to erase them"
         raise Problems(f"{table}: {hint}")

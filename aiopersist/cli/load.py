@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from aiopersist.cli.appending import DIFF, append_rows, overwrite_rows
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
@@ -92,11 +91,9 @@ async def load(
         source = Source(files, formats, tuple(dict.fromkeys(key)), has_diff, known, wanted)
         async with _empty_told(client, shard, known is None):
             rows = await drawn(run.err, _loaded(client, shard, is_table, source, mode))
-    if run.as_json:
-        run.document({"shard": shard, "mode": mode, "rows": rows, "new": known is None})
-    else:
-        new = f", a new {'shard' if mode is LoadMode.APPEND else 'table'}" if known is None else ""
-        run.out.print(Text(f"{shard}: {counted(rows, 'row')} loaded{new}"), soft_wrap=True)
+    new = f", a new {'shard' if mode is LoadMode.APPEND else 'table'}" if known is None else ""
+    result = {"shard": shard, "mode": mode, "rows": rows, "new": known is None}
+    run.tell(result, f"{shard}: {counted(rows, 'row')} loaded{new}")
 
 
 def _column_type(text: str) -> tuple[str, "pa.DataType"]:

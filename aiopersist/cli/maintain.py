@@ -6,7 +6,7 @@ of the shards divide the work between any number of such processes and clients.
 
 import asyncio
 import signal
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import typer
 
@@ -15,14 +15,6 @@ from aiopersist.cli.shown import counted, shown_bytes
 from aiopersist.client import Client
 from aiopersist.maintenance.rounds import MaintenanceRound
 from aiopersist.runtime import SYSTEM
-
-
-class Pace(NamedTuple):
-    """How often rounds and sweeps run."""
-
-    every_s: float
-    sweep_every_s: float
-    once: bool
 
 
 async def maintain(
@@ -34,41 +26,42 @@ async def maintain(
     ] = 3600.0,
 ) -> None:
     """Maintain all shards of a location: compact, collect garbage, apply retention, sweep leaked blobs."""
-    pace = Pace(every_s, sweep_every_s, once)
     async with run.writing() as client:
-        work = asyncio.create_task((_once if once else _rounds)(client, pace, run))
+        work = asyncio.create_task(
+            _once(client, run) if once else _rounds(client, run, every_s, sweep_every_s)
+        )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, work.cancel)
         await asyncio.wait([work])
         if work.cancelled():
-            _say(run, "ended", {"done": "ended"})
+            run.tell_one({"done": "ended"}, "ended")
             if once:
                 raise Interrupted
         else:
             work.result()
 
 
-async def _once(client: Client, pace: Pace, run: Invocation) -> None:
+async def _once(client: Client, run: Invocation) -> None:
     done = await _round(client, run)
     await _sweep(client, run)
     if done.failures:
         raise Problems(f"{len(done.failures)} of {done.shards} shards could not be maintained")
 
 
-async def _rounds(client: Client, pace: Pace, run: Invocation) -> None:
+async def _rounds(client: Client, run: Invocation, every_s: float, sweep_every_s: float) -> None:
     loop = asyncio.get_running_loop()
     next_sweep = loop.time()
     while True:
         try:
             await _round(client, run)
             if loop.time() >= next_sweep:
-                next_sweep = loop.time() + pace.sweep_every_s
+                next_sweep = loop.time() + sweep_every_s
                 await _sweep(client, run)
         except Exception as error:  # the next round maintains the shards that this one did not
             reason = f"{type(error).__name__}: {error}"
-            _say(run, f"a round was cut off: {reason}", {"done": "cut off", "error": reason})
-        await SYSTEM.sleep(pace.every_s)
+            run.tell_one({"done": "cut off", "error": reason}, f"a round was cut off: {reason}")
+        await SYSTEM.sleep(every_s)
 
 
 async def _round(client: Client, run: Invocation) -> MaintenanceRound:
@@ -79,7 +72,7 @@ async def _round(client: Client, run: Invocation) -> MaintenanceRound:
             f"{done.collections} collections of {done.parts} parts and {done.versions} versions"
         )
         failed = (f"{name} could not be maintained: {failure}" for name, failure in done.failures.items())
-        _say(run, "\n".join([text, *failed]), {"done": "round", **done.model_dump()})
+        run.tell_one({"done": "round", **done.model_dump()}, "\n".join([text, *failed]))
     return done
 
 
@@ -88,12 +81,4 @@ async def _sweep(client: Client, run: Invocation) -> None:
     if swept.keys:
         count, size = len(swept.keys), swept.bytes
         text = f"swept {counted(count, 'leaked blob')} of {shown_bytes(size)}"
-        _say(run, text, {"done": "sweep", "blobs": count, "bytes": size})
-
-
-def _say(run: Invocation, text: str, values: dict[str, Any]) -> None:
-    """A log line as it is, without wrapping it; or the same for programs."""
-    if run.as_json:
-        run.line(values)
-    else:
-        run.out.print(text, soft_wrap=True, markup=False, highlight=False)
+        run.tell_one({"done": "sweep", "blobs": count, "bytes": size}, text)

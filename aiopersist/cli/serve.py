@@ -26,9 +26,7 @@ async def serve(
         raise CannotBegin(f"{name} is not installed: {to_install('web')}") from error
 
     def tell(address: str) -> None:
-        run.line({"address": address}) if run.as_json else run.out.print(
-            address, soft_wrap=True, markup=False, highlight=False
-        )
+        run.tell_one({"address": address}, address)
 
     async with run.writing() if write else run.reading() as client:
         try:

@@ -10,7 +10,6 @@ from uuid import UUID
 
 import pydantic_core
 import typer
-from rich.text import Text
 
 from aiopersist.cli.cat import AsOf
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
@@ -18,7 +17,7 @@ from aiopersist.cli.files import standard_input
 from aiopersist.cli.formats import as_json
 from aiopersist.cli.names import ShardName
 from aiopersist.cli.shown import counted, shown_time
-from aiopersist.cli.texts import bytes_of, from_texts, is_bytes, said
+from aiopersist.cli.texts import bytes_of, from_texts, said
 from aiopersist.cli.when import as_of_option, complete_times, known_time
 from aiopersist.client import Client
 from aiopersist.data.lazy import pa
@@ -27,6 +26,7 @@ from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.state.model import Clock
 from aiopersist.table.table import Table
 from aiopersist.table.transaction import Transaction
+from aiopersist.web.rows import is_bytes
 
 UUID_BYTES = 16
 
@@ -57,7 +57,7 @@ async def put(
         found, schema = await opened_table(client, table)
         text = standard_input().read().decode(errors="surrogateescape") if val == "-" else val
         time = await found.put(key_of(key, schema), val_of(text, schema))
-    _tell(run, {"table": table, "time": time}, f"{table}: in at {shown_time(time, Clock.WALL)}")
+    run.tell({"table": table, "time": time}, f"{table}: in at {shown_time(time, Clock.WALL)}")
 
 
 async def rm(
@@ -79,16 +79,9 @@ async def rm(
     assert isinstance(there, list)
     missing = [text for key, text in wanted.items() if key not in there]
     result = {"table": table, "deleted": len(there), "missing": missing}
-    _tell(run, result, f"{table}: {counted(len(there), 'key')} deleted")
+    run.tell(result, f"{table}: {counted(len(there), 'key')} deleted")
     if missing:
         raise Problems(f"{table} has no key {', '.join(missing)}")
-
-
-def _tell(run: Invocation, result: dict[str, Any], text: str) -> None:
-    if run.as_json:
-        run.document(result)
-    else:
-        run.out.print(Text(text), soft_wrap=True)
 
 
 async def opened_table(client: Client, name: str) -> tuple[Table[Any, Any], Schema[Any, Any, Any]]:
