@@ -3,8 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from datetime import datetime
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -34,16 +33,6 @@ Limit = Annotated[int | None, typer.Option(min=0, help="So many rows; a table sh
 Form = Annotated[Format | None, typer.Option("--format", help="table on a terminal, else ndjson.")]
 
 
-class CatOptions(NamedTuple):
-    """What of the contents is written, and how."""
-
-    as_of: int | datetime | None
-    where: str | None
-    columns: tuple[str, ...] | None
-    limit: int | None
-    format: Format
-
-
 def format_of(run: Invocation, form: Format | None) -> Format:
     """The format that the options say; `CannotBegin` for bytes on a terminal."""
     if run.as_json and form not in (None, Format.NDJSON):
@@ -65,21 +54,16 @@ async def cat(
     """Write the contents of a shard as of a time."""
     time = as_of_option(as_of)
     names = None if columns is None else tuple(columns.split(","))
-    await write(run, shard, CatOptions(time, where, names, limit, format_of(run, form)))
-
-
-async def write(run: Invocation, shard: str, options: CatOptions) -> None:
-    """Write the contents to standard output, in key order. Nothing is written to the location: a time that
-    is not complete yet is `NotReadable`."""
+    chosen = format_of(run, form)
     async with run.reading() as client:
         _, schema = await client.schema(shard)
-        where = condition(options.where, schema)
-        columns = chosen_columns(schema, options.columns)
-        with complete_times(shard, options.as_of):
-            time = await known_time(run, client, shard, options.as_of)
-            async with client.reader(shard, schema) as reader, reader.snapshot(time, wait=False) as snapshot:
-                batches = snapshot.batches(where, options.columns)
-                await write_batches(run, batches, columns, options.limit, options.format)
+        kept = condition(where, schema)
+        shown = chosen_columns(schema, names)
+        with complete_times(shard, time):
+            at = await known_time(run, client, shard, time)
+            # nothing is written to the location: a time that is not complete yet is refused
+            async with client.reader(shard, schema) as reader, reader.snapshot(at, wait=False) as snapshot:
+                await write_batches(run, snapshot.batches(kept, names), shown, limit, chosen)
 
 
 def condition(text: str | None, schema: Schema[Any, Any, Any]) -> Any:
