@@ -10,7 +10,7 @@ Memory does not grow with the rows, nor with the contents.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any
 
 from aiopersist.cli.command import Problems
@@ -84,7 +84,8 @@ class Retractions:
                 await self._drop()
                 since = error.since.time if isinstance(error.since, Antichain) else None
                 if isinstance(since, int) and since >= upper:  # nobody has written for long
-                    await _close_to(self._writer, upper, since + 1)
+                    with suppress(UpperMismatch):  # then the contents can be read
+                        await self._writer.compare_and_append([], upper, since + 1)
         return upper
 
     async def _retract(self, now: Any) -> None:
@@ -135,14 +136,6 @@ async def _is_in(writer: Writer, batches: list[Batch], upper: int) -> bool:
     except UpperMismatch:
         return False
     return True
-
-
-async def _close_to(writer: Writer, upper: int, time: int) -> None:
-    """Move the upper, with nothing appended: then the contents can be read."""
-    try:
-        await writer.compare_and_append([], upper, time)
-    except UpperMismatch:
-        return
 
 
 async def _upper(writer: Writer) -> int:

@@ -3,7 +3,7 @@
 import asyncio
 import platform
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from statistics import median
@@ -75,10 +75,8 @@ def _versions() -> list[Finding]:
     python = Finding("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     found = [python, Finding("aiopersist", version("aiopersist"))]
     for name in LIBRARIES:
-        try:
+        with suppress(PackageNotFoundError):
             found.append(Finding(name, version(name)))
-        except PackageNotFoundError:
-            pass
     return found
 
 
@@ -124,11 +122,9 @@ async def _commits(consensus: Consensus) -> list[Finding]:
         found = await consensus.head(key)
         refused = not await consensus.compare_and_set(key, None, b"")
     finally:
-        try:
-            if seqno is not None:
+        if seqno is not None:
+            with suppress(Unsupported):
                 await consensus.remove(key, Versioned(seqno, data))
-        except Unsupported:
-            pass
     compared = Finding("compare-and-set", "refuses what is not expected")
     if not refused or found != Versioned(TRIES - 1, data):
         advice = "this store loses or overwrites commits: do not use it"
@@ -155,11 +151,9 @@ async def _races(consensus: Consensus) -> list[Finding]:
             if failures := [outcome for outcome in told if isinstance(outcome, Exception)]:
                 raise failures[0]
     finally:
-        try:
-            if head is not None:
+        if head is not None:
+            with suppress(Unsupported):
                 await consensus.remove(key, head)
-        except Unsupported:
-            pass
     return [Finding("race", f"of {RACERS} that commit at once one wins, {RACES} times")]
 
 

@@ -5,7 +5,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
@@ -45,7 +45,7 @@ def format_of_file(path: str, form: Format | None) -> Format:
 @contextmanager
 def opened(path: str, form: Format) -> Iterator[BinaryIO]:
     """The file, or standard input; a pipe is spooled to disk where its end must be read first."""
-    with _given(path) as file:
+    with nullcontext(standard_input()) if path == STDIN else open(path, "rb") as file:
         if form in (Format.CSV, Format.NDJSON) or file.seekable():
             yield file
             return
@@ -53,15 +53,6 @@ def opened(path: str, form: Format) -> Iterator[BinaryIO]:
             shutil.copyfileobj(file, spool)
             spool.seek(0)
             yield spool
-
-
-@contextmanager
-def _given(path: str) -> Iterator[BinaryIO]:
-    if path == STDIN:
-        yield standard_input()
-        return
-    with open(path, "rb") as file:
-        yield file
 
 
 def standard_input() -> BinaryIO:

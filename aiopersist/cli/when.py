@@ -1,7 +1,7 @@
 """Times and durations as people write them in a shell: `17`, `2026-01-31T12:00Z`, `now-5min`; `90s`, `7d`."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import TypeVar
 
@@ -28,10 +28,8 @@ def duration_of(text: str) -> timedelta | None:
 def time_of(what: str, text: str) -> int | datetime:
     """The time that a text says: an int, an instant with its zone, or an instant that was so long ago by this
     machine's clock. `CannotBegin`, with the name of the argument, for others."""
-    try:
+    with suppress(ValueError):
         return int(text)
-    except ValueError:
-        pass
     try:
         if (found := instant.ago_of(text, SYSTEM.wall())) is not None:
             return found
