@@ -23,6 +23,7 @@ from aiopersist.web.words import (
 )
 
 NOTHING = "-"
+shown_bytes = size_text  # as the inspector says them
 FRACTION = re.compile(r"\.\d+Z")
 
 
@@ -36,10 +37,10 @@ def shown_time(time: Time | None, clock: Clock) -> str:
 
 def shown_frontier(frontier: Antichain | None, clock: Clock) -> str:
     """A frontier: its times; `the end` for the empty one."""
-    if frontier is None or len(frontier.elements) == 1:
-        text = NOTHING if frontier is None else frontier_text(frontier, clock)
-        return f"{text}Z" if ":" in text else text
-    return frontier_text(frontier, clock)
+    if frontier is None:
+        return NOTHING
+    text = frontier_text(frontier, clock)
+    return f"{text}Z" if len(frontier.elements) == 1 and ":" in text else text
 
 
 def short_frontier(frontier: Antichain | None, clock: Clock) -> str:
@@ -50,11 +51,6 @@ def short_frontier(frontier: Antichain | None, clock: Clock) -> str:
 def shown_moment(seconds: float) -> str:
     """A moment in Unix seconds, in UTC."""
     return f"{moment_text(seconds)}Z"
-
-
-def shown_bytes(size: float) -> str:
-    """Bytes, as the inspector says them."""
-    return size_text(size)
 
 
 def shown_age(seconds: float) -> str:
