@@ -19,10 +19,10 @@ from aiopersist.state.model import Clock
 from aiopersist.web.contents import HOWS, WantedRows, chosen_columns
 from aiopersist.web.known import Known
 from aiopersist.web.readable import Readable, readable, readable_stream, time_lengths
-from aiopersist.web.reading import read_value
+from aiopersist.web.reads import read_rows
 from aiopersist.web.render import rendered
-from aiopersist.web.rows import cells, columns_of, whole
-from aiopersist.web.streams import arrangement_of, read_stream_value
+from aiopersist.web.rows import cells, columns_of, values, whole
+from aiopersist.web.streams import arrangement_of
 from aiopersist.web.words import frontier_text, time_text, visible
 
 LIVE_MAX = 50  # streams at once: each holds history, and listens
@@ -44,7 +44,7 @@ async def contents(request: Request, client: Client, known: Known) -> Response:
         "scale": scale,
         "state": state,
         "has_products": bool(time_lengths(state) - {None}),
-        "sealed": None if times is None else _sealed(shard, wanted.stream),
+        "sealed": arrangement_of(shard, wanted.stream).seal if times is not None and wanted.stream else None,
         "hows": HOWS,
         "read": None,
         "chosen": (),
@@ -68,13 +68,13 @@ async def value(request: Request, client: Client, known: Known) -> Response:
         raise NotReadable(None, shard.state.upper)
     row, column = query.get("row", ""), query.get("of", "")
     number = int(row) if row.isascii() and row.isdigit() and len(row) < 6 else -1
-    read = read_stream_value if wanted.stream else read_value
     question = wanted.question(times, await _now(client, wanted, times))
-    found = await read(client, shard.id, question, number, column)
-    if found is None:
+    found = await read_rows(client, shard.id, question)
+    by_name = {known.name: known for known in columns_of(found.schema)}
+    if column not in by_name or not 0 <= number < found.table.num_rows:
         text = f"row={shown(row)}, of={shown(column)}: the page has no such value"
         raise InvalidUsage(UsageKind.INVALID_COLUMN, text)
-    data = await client._stack.compute(whole, found)
+    data = await client._stack.compute(whole, values(found.table, by_name[column])[number])
     if isinstance(data, str):
         return Response(data.encode("utf-8", "replace"), media_type="text/plain; charset=utf-8")
     headers = {"Content-Disposition": 'attachment; filename="value.bin"'}
@@ -95,11 +95,6 @@ async def _now(client: Client, wanted: WantedRows, times: Readable) -> float:
     clock = client._stack.clock
     written = wanted.times(times, await clock.now())
     return await now_for(clock, max((time for time in written if isinstance(time, int)), default=0))
-
-
-def _sealed(shard: Shard, stream: str) -> int | None:
-    """The seal of a stream; `None` for a shard."""
-    return arrangement_of(shard, stream).seal if stream else None
 
 
 # --- live --------------------------------------------------------------------------------------------------

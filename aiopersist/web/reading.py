@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import Any, NamedTuple
 
 from aiopersist.client import Client
@@ -36,7 +38,6 @@ from aiopersist.web.rows import (
     columns_of,
     key_given,
     last_needed,
-    values,
     with_prefix,
 )
 
@@ -134,37 +135,33 @@ class RowsPage(NamedTuple):
     """Where the next page begins; `None` behind the last row."""
 
 
+class FoundRows(NamedTuple):
+    """The rows from a place on, and what they are rows of."""
+
+    table: pa.Table
+    schema: Schema[Any, Any, Any]
+
+
 def warm_up_reading() -> None:
     """Import what a first page would wait for. It takes a second or two: run it on a thread."""
     warm_up()
     import_all(("polars", "pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet"))
 
 
-async def read_page(client: Client, shard: str, question: Question) -> RowsPage:
-    """The page. `InvalidUsage` for a key that is none."""
+async def read_shard(client: Client, shard: str, question: Question) -> FoundRows:
+    """The rows of a page, and one more if there is one. `InvalidUsage` for a key that is none."""
     async with client.reader(shard) as reader, reader.snapshot(question.as_of, wait=False) as snapshot:
-        found = await _found(snapshot, question)
-        compute = client._stack.compute
-        return await compute(page_of, found, question, snapshot._fetch.schema)
+        return FoundRows(await _found(snapshot, question), snapshot._fetch.schema)
 
 
-async def read_value(client: Client, shard: str, question: Question, row: int, column: str) -> Any:
-    """A value of the page, whole, as a scalar; `None` if there is none."""
-    async with client.reader(shard) as reader, reader.snapshot(question.as_of, wait=False) as snapshot:
-        found = await _found(snapshot, question)
-        by_name = {known.name: known for known in columns_of(snapshot._fetch.schema)}
-        if column not in by_name or not 0 <= row < found.num_rows:
-            return None
-        return values(found, by_name[column])[row]
-
-
-def page_of(found: pa.Table, question: Question, schema: Schema[Any, Any, Any]) -> RowsPage:
+def page_of(found: FoundRows, question: Question) -> RowsPage:
     """The rows of a page, of those that were found from its place on: at least one more, if there is one."""
-    rows = min(found.num_rows, PAGE_ROWS)
-    while rows > 1 and found.slice(0, rows).nbytes > PAGE_BYTES:
+    table, schema = found
+    rows = min(table.num_rows, PAGE_ROWS)
+    while rows > 1 and table.slice(0, rows).nbytes > PAGE_BYTES:
         rows //= 2
-    some, columns = found.slice(0, rows), columns_of(schema)
-    following = None if rows == found.num_rows else _behind(some, question.place, schema)
+    some, columns = table.slice(0, rows), columns_of(schema)
+    following = None if rows == table.num_rows else _behind(some, question.place, schema)
     diffs = tuple(some.column("diff").to_pylist())
     return RowsPage(columns, tuple(cells(some, columns)), diffs, following)
 
@@ -193,11 +190,10 @@ def _key_of(place: RowPlace, t: Any) -> Any:
 
 
 async def _found(snapshot: Snapshot[Any, Any], question: Question) -> pa.Table:
-    """The rows of a page, and one more if there is one."""
     schema = snapshot._fetch.schema
     start, condition = conditions_of(question, schema)
     wanted = PAGE_ROWS + 1
-    past, found = question.place.past, [_contents_schema(schema).empty_table()]
+    past, found = question.place.past, [schema.contents_schema.empty_table()]
     near = [named for named in snapshot._parts if _Near(schema, None, None, question.since)(named)]
     bounds = [_bounds_of(part, schema) for _, part in near]
     least, estimate, beyond = _first_leaf(start, schema), 2 * wanted + past, None
@@ -238,10 +234,6 @@ class _Near:
         return self.greatest is None or bounds.low is None or bounds.low <= self.greatest or bounds.nulls > 0
 
 
-def _contents_schema(schema: Schema[Any, Any, Any]) -> Any:
-    return pa.schema([schema.arrow_schema.field(name) for name in ("key", "val", "diff")])
-
-
 def conditions_of(question: Question, schema: Schema[Any, Any, Any]) -> tuple[Any, Any]:
     """The key at which the rows begin, if any, and the condition that they satisfy; `InvalidUsage` for a key
     or a condition that is none."""
@@ -272,11 +264,8 @@ def _parsed(question: Question, where: Any, schema: Schema[Any, Any, Any]) -> tu
 
 
 def _all_of(*conditions: Any) -> Any:
-    found = None
-    for condition in conditions:
-        if condition is not None:
-            found = condition if found is None else found & condition
-    return found
+    given = [condition for condition in conditions if condition is not None]
+    return reduce(and_, given) if given else None
 
 
 # --- bounds of keys ----------------------------------------------------------------------------------------

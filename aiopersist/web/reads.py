@@ -10,8 +10,8 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from aiopersist.client import Client
-from aiopersist.web.reading import Question, RowsPage, read_page
-from aiopersist.web.streams import read_stream_page
+from aiopersist.web.reading import FoundRows, Question, RowsPage, page_of, read_shard
+from aiopersist.web.streams import read_stream
 
 WAIT_S = 0.2  # with what else a page takes, it comes within 300 ms
 GIVE_UP_S = 60.0
@@ -34,6 +34,11 @@ class _Under(NamedTuple):
 
     task: asyncio.Task[RowsPage]
     began: float
+
+
+async def read_rows(client: Client, shard: str, question: Question) -> FoundRows:
+    """The rows of a page of a shard, or of a stream of an `Indexed`."""
+    return await (read_stream if question.stream else read_shard)(client, shard, question)
 
 
 class Reads:
@@ -65,8 +70,7 @@ class Reads:
 
     async def _read(self, client: Client, shard: str, question: Question) -> RowsPage:
         async with asyncio.timeout(GIVE_UP_S), self._turns:
-            read = read_stream_page if question.stream else read_page
-            return await read(client, shard, question)
+            return await client._stack.compute(page_of, await read_rows(client, shard, question), question)
 
     def _done(self, key: tuple[str, Question], task: asyncio.Task[RowsPage], seconds: float) -> None:
         """Forget a read that failed: the next page tries again."""

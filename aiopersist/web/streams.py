@@ -23,8 +23,7 @@ from aiopersist.shard.catalog import resolve_any
 from aiopersist.shard.shard import Shard
 from aiopersist.state.record import goodbytes_at_most
 from aiopersist.state.streams import Arrangement
-from aiopersist.web.reading import PAGE_ROWS, Question, RowsPage, conditions_of, page_of
-from aiopersist.web.rows import columns_of, values
+from aiopersist.web.reading import PAGE_ROWS, FoundRows, Question, conditions_of
 from aiopersist.web.words import size_text
 
 MEMORY_SHARE = 4  # to sum updates takes as many times their goodbytes
@@ -54,28 +53,13 @@ def arrangement_of(shard: Shard, stream: str) -> Arrangement:
     return found
 
 
-async def read_stream_page(client: Client, shard: str, question: Question) -> RowsPage:
-    """The page. `InvalidUsage` for a key that is none."""
-    found, fetch = await _found(client, shard, question)
-    return await client._stack.compute(page_of, found, question, fetch.schema)
-
-
-async def read_stream_value(client: Client, shard: str, question: Question, row: int, column: str) -> Any:
-    """A value of the page, whole, as a scalar; `None` if there is none."""
-    found, fetch = await _found(client, shard, question)
-    by_name = {known.name: known for known in columns_of(fetch.schema)}
-    if column not in by_name or not 0 <= row < found.num_rows:
-        return None
-    return values(found, by_name[column])[row]
-
-
-async def _found(client: Client, shard: str, question: Question) -> tuple[pa.Table, Fetch]:
+async def read_stream(client: Client, shard: str, question: Question) -> FoundRows:
+    """The rows of a page, and one more if there is one. `InvalidUsage` for a key that is none."""
     for plans_left in reversed(range(PLANS_MAX)):
         try:
             async with _opened(client, shard, question.stream) as snapshot:
                 tables = await _tables(snapshot, question)
-                fetch = snapshot._fetch
-                return await client._stack.compute(_rows, tables, question, fetch.schema), fetch
+                return await client._stack.compute(_rows, tables, question, snapshot._fetch.schema)
         except LeaseExpired:
             if not plans_left:
                 raise
@@ -116,7 +100,8 @@ async def _tables(snapshot: StreamSnapshot[Any, Any], question: Question) -> lis
     before since: advanced to it, they are on the same side of both."""
     as_of, since = question.as_of, question.since
     assert isinstance(as_of, int)
-    lower = None if since is None else Antichain(_after(since))
+    assert isinstance(since, int | None)
+    lower = None if since is None else Antichain(since + 1)
     upper, trace_upper = Antichain(as_of + 1), snapshot._trace_upper
     trace, unsealed = snapshot._parts()
     from_trace = await snapshot._table(trace, lower, upper)
@@ -124,14 +109,8 @@ async def _tables(snapshot: StreamSnapshot[Any, Any], question: Question) -> lis
     return [from_trace, await snapshot._table(unsealed, beyond, upper)]
 
 
-def _after(time: object) -> int:
-    assert isinstance(time, int)
-    return time + 1
-
-
-def _rows(tables: list[pa.Table], question: Question, schema: Any) -> pa.Table:
-    """The rows of a page, and one more if there is one."""
+def _rows(tables: list[pa.Table], question: Question, schema: Any) -> FoundRows:
     _, condition = conditions_of(question, schema)
     found = contents(concat(tables, schema), schema)
     found = found if condition is None else found.filter(condition)
-    return found.slice(question.place.past, PAGE_ROWS + 1)
+    return FoundRows(found.slice(question.place.past, PAGE_ROWS + 1), schema)
