@@ -113,23 +113,26 @@ class TokenGate:
         rest = urlencode([(name, value) for name, value in pairs if name != "token"])
         path = "./" + quote(scope["path"].rpartition("/")[2], errors="replace")
         response = Response(status_code=303, headers={"Location": path + ("?" + rest if rest else "")})
-        secure = scope.get("scheme") == "https"
-        path = scope.get("root_path", "") or "/"
-        response.set_cookie(
-            self._name,
-            self._value,
-            max_age=COOKIE_S,
-            path=path,
-            secure=secure,
-            httponly=True,
-            samesite="strict",
-        )
-        return response
+        return _with_cookie(response, scope, self._name, self._value)
 
 
 def same(given: str, wanted: str) -> bool:
     """Whether both are the same, in a time that does not tell how much of them is."""
     return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), wanted.encode())
+
+
+def _with_cookie(response: Response, scope: Scope, name: str, value: str) -> Response:
+    """The response, which lets the browser keep the cookie, for these pages alone."""
+    response.set_cookie(
+        name,
+        value,
+        max_age=COOKIE_S,
+        path=scope.get("root_path", "") or "/",
+        secure=scope.get("scheme") == "https",
+        httponly=True,
+        samesite="strict",
+    )
+    return response
 
 
 def _cookie(headers: Headers, name: str) -> str:
@@ -156,16 +159,7 @@ def form_secret(key: bytes, cookie: str) -> str:
 
 def with_form_cookie(response: Response, request: Request, cookie: str) -> Response:
     """The response, which lets the browser keep the cookie."""
-    response.set_cookie(
-        FORM_COOKIE,
-        cookie,
-        max_age=COOKIE_S,
-        path=request.scope.get("root_path", "") or "/",
-        secure=request.url.scheme == "https",
-        httponly=True,
-        samesite="strict",
-    )
-    return response
+    return _with_cookie(response, request.scope, FORM_COOKIE, cookie)
 
 
 def is_own_form(request: Request, given: str, key: bytes) -> bool:
