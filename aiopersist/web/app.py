@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -41,7 +42,7 @@ from aiopersist.web.guard import (
     is_own_form,
     with_form_cookie,
 )
-from aiopersist.web.known import Known, KnownByClient, StillReading
+from aiopersist.web.known import Known, StillReading
 from aiopersist.web.location import WantedList, location_page
 from aiopersist.web.metrics import CONTENT_TYPE, metrics_text
 from aiopersist.web.render import FOLDER, link, rendered
@@ -106,7 +107,7 @@ class _Site:
     def __init__(self, client_of: ClientOf, write: bool) -> None:
         self._client_of = client_of
         self._write = write
-        self._known = KnownByClient()
+        self._known: WeakKeyDictionary[Client, Known] = WeakKeyDictionary()
 
     def of(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         """The endpoint of a page."""
@@ -116,7 +117,9 @@ class _Site:
         client = self._client_of(request)
         request.state.write = self._write
         try:
-            return await page(request, client, self._known.of(client))
+            if (known := self._known.get(client)) is None:
+                known = self._known[client] = Known(client)
+            return await page(request, client, known)
         except StillReading:
             return HTMLResponse(rendered("reading.html", {}))
         except HTTPException as error:
@@ -149,7 +152,8 @@ async def _shard(request: Request, client: Client, known: Known) -> Response:
     shard = await known.shard_soon(client, wanted.name)
     cookie = form_cookie(request) if request.state.write else None
     secret = None if cookie is None else form_secret(await _form_key(client), cookie)
-    offered = {"form": secret, "works": known.works.of(shard.id), "units": UNITS, "wall": _wall(client)}
+    wall = client._stack.runtime.wall()
+    offered = {"form": secret, "works": known.works.of(shard.id), "units": UNITS, "wall": wall}
     values = await shard_page(client, shard, wanted) | offered
     page = HTMLResponse(await client._stack.compute(rendered, "shard.html", values))
     return page if cookie is None else with_form_cookie(page, request, cookie)
@@ -157,10 +161,6 @@ async def _shard(request: Request, client: Client, known: Known) -> Response:
 
 async def _form_key(client: Client) -> bytes:
     return await location_key(client._stack.blob, FORM_KEY)
-
-
-def _wall(client: Client) -> float:
-    return client._stack.runtime.wall()
 
 
 async def _do(request: Request, client: Client, known: Known) -> Response:

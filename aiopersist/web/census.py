@@ -10,6 +10,7 @@ Passes run while pages are asked for: nobody pays for an inspector that nobody l
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
@@ -96,12 +97,13 @@ class Census:
         """Their sums."""
         self.problem: str | None = None
         """Why the last pass was cut off."""
+        self.named = False
+        """Whether the names were read by now."""
         self._rates: dict[str, Rate] = {}
         self._known_names = KnownNames(ShardId), KnownNames(IndexedId)
         self._all_names: list[tuple[str, ShardId]] = []
         self._urgent: dict[ShardId, None] = {}
         self._asked = self._answered = 0
-        self._named = False
         self._wanted_until = 0.0
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -125,32 +127,24 @@ class Census:
         self._asked += 1
         asked = self._asked
         self._keep_on()
-        await self._until(lambda: self._answered >= asked, WAIT_S)
+        await self._until(lambda: self._answered >= asked)
 
     async def read(self, shards: list[ShardId]) -> None:
         """Read these shards before all others, and wait for them, but not for long."""
         unread = [shard for shard in shards if shard not in self.summaries]
         self._urgent.update(dict.fromkeys(unread))
-        await self._until(lambda: all(shard in self.summaries for shard in unread), WAIT_S)
-
-    @property
-    def named(self) -> bool:
-        """Whether the names were read by now."""
-        return self._named
+        await self._until(lambda: all(shard in self.summaries for shard in unread))
 
     def rate(self, shard: str) -> Speed | None:
         """What the shard gets; `None` if it was not watched for long enough."""
         rate = self._rates.get(shard)
         return None if rate is None else rate.per_s(self._stack.runtime.monotonic())
 
-    async def _until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_S):
                 while not condition():
                     await self._news.wait()
-        except TimeoutError:
-            pass
-        return condition()
 
     # --- passes ----------------------------------------------------------------------------------
 
@@ -175,22 +169,17 @@ class Census:
                 self.problem = f"{type(error).__name__}: {error}"
             self._tell()
             await runtime.sleep(min(runtime.monotonic() - began, PASS_EVERY_S))
-            await self._woken(PASS_EVERY_S)
-
-    async def _woken(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PASS_EVERY_S):
+                    await self._wake.wait()
 
     async def _pass(self) -> None:
         """Bring all up to date. The requests for names, one for every few hundred heads, and a read of each
         shard that has another version."""
-        if any([await known.look(self._stack) for known in self._known_names]) or not self._named:
+        if any([await known.look(self._stack) for known in self._known_names]) or not self.named:
             self._all_names = sorted(pair for known in self._known_names for pair in known.ids.items())
             self._forget()
-        self._named = True
+        self.named = True
         self._tell()
         todo = await self._moved()
         while todo:

@@ -7,7 +7,6 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
 
 from aiopersist.client import Client
 from aiopersist.gc.sweep import Usage
@@ -96,17 +95,3 @@ class Known:
         while len(self._shards) > SHARDS_KEPT:
             self._shards.popitem(last=False)
         return shard
-
-
-class KnownByClient:
-    """What is known, by client; nothing keeps a client alive."""
-
-    def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Client, Known] = WeakKeyDictionary()
-
-    def of(self, client: Client) -> Known:
-        """What is known of the location of that client."""
-        known = self._known.get(client)
-        if known is None:
-            known = self._known[client] = Known(client)
-        return known

@@ -1,6 +1,7 @@
 """Which times of a shard, or of a stream, can be read, and how people write them. Pure."""
 
 import re
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from math import ceil
 from typing import NamedTuple
@@ -112,12 +113,10 @@ def time_given(text: str, readable: Readable, now: float) -> Time:
         if max(times) <= TIME_MAX and (len(times) > 1) is not _is_int(readable.since):
             return times if len(times) > 1 else times[0]
     elif readable.clock is Clock.WALL:
-        try:
+        with suppress(ValueError, OverflowError):
             instant = ago_of(text.strip(), now) or datetime.fromisoformat(text.strip())
             aware = instant if instant.tzinfo else instant.replace(tzinfo=UTC)
             return max((aware - EPOCH) // timedelta(microseconds=1), 0)
-        except (ValueError, OverflowError):
-            pass
     is_wall = readable.clock is Clock.WALL
     what = "an int, an instant such as 2026-01-31 12:00, or now-5min" if is_wall else "an int"
     what = what if _is_int(readable.since) else "ints with commas between them, as 3,7"
