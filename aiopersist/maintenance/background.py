@@ -48,10 +48,6 @@ class CompactionLimits(NamedTuple):
     large: asyncio.Semaphore
     small: asyncio.Semaphore
 
-    @classmethod
-    def of(cls, settings: Settings) -> "CompactionLimits":
-        return cls(asyncio.Semaphore(settings.compactions_max), asyncio.Semaphore(SMALL_AT_ONCE))
-
 
 class Maintenance:
     """The maintenance of the shards of one client. `background=False`: only on demand."""
@@ -62,7 +58,9 @@ class Maintenance:
         self._shards: WeakValueDictionary[str, ShardTasks] = WeakValueDictionary()
         # Shards whose policy was set here: maintained also while no handle is open.
         self._retained: dict[str, ShardTasks] = {}
-        self._limits = CompactionLimits.of(stack.settings)
+        self._limits = CompactionLimits(
+            asyncio.Semaphore(stack.settings.compactions_max), asyncio.Semaphore(SMALL_AT_ONCE)
+        )
         self._looking: asyncio.Task[None] | None = None
 
     def add(self, shard: Shard) -> None:

@@ -90,7 +90,7 @@ class HoldView(BaseModel, frozen=True):
     ) -> "HoldView":
         return cls.model_validate(
             {
-                "until": until,
+                "until": None if until == inf else until,
                 "kind": kind,
                 "id": id,
                 "owner": signature(signed),
@@ -225,13 +225,12 @@ def _holds(state: State) -> list[HoldView]:
     critical = [HoldView.of("critical", reader, c.since, state) for reader, c in state.critical.items()]
     policy = [HoldView.of("retention", "retain", p.hold, state) for p in state.retention.values()]
     consumers = [
-        HoldView.of("subscription", key, consumer.hold, state, consumer.owner, _finite(consumer.expires_at))
+        HoldView.of("subscription", key, consumer.hold, state, consumer.owner, consumer.expires_at)
         for key, consumer in state.subscriptions.items()
         if not consumer.expired
     ]
-    return sorted(
-        [*readers, *critical, *consumers, *policy], key=lambda hold: (not hold.pins, -_far(hold.behind))
-    )
+    holds = [*readers, *critical, *consumers, *policy]
+    return sorted(holds, key=lambda hold: (not hold.pins, hold.behind is None, -(hold.behind or 0)))
 
 
 def _named(reader: str, record: LeasedReader) -> tuple[str, str]:
@@ -244,17 +243,9 @@ def lease_end(lease: LeasedReader) -> float:
     return lease.heartbeat + lease.lease_s
 
 
-def _finite(moment: float) -> float | None:
-    return None if moment == inf else moment
-
-
 def signature(id: str | None) -> str | None:
     """The client and the process that signed an id, `name/host:pid`, if any did."""
     return (id or "").partition("@")[2] or None
-
-
-def _far(behind: int | None) -> float:
-    return -inf if behind is None else behind
 
 
 def _behind(since: Antichain, upper: Antichain) -> int | None:

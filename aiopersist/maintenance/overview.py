@@ -72,16 +72,12 @@ class ShardSummary(BaseModel, frozen=True):
         return self.blob_bytes + self.inline_bytes
 
 
-async def find_names(stack: Stack, prefix: str = "") -> list[tuple[str, ShardId]]:
-    """The names in use that begin with `prefix`, sorted, with the ids of their shards and `Indexed`s, which
-    may have the same name. Six requests, and two more for every few hundred names."""
-    found = [*(await names(stack, ShardId)).items(), *(await names(stack, IndexedId)).items()]
-    return sorted(pair for pair in found if pair[0].startswith(prefix))
-
-
 async def overview(stack: Stack, prefix: str) -> list[ShardSummary]:
-    """See `Client.overview`."""
-    named, found = await find_names(stack, prefix), list[ShardSummary]()
+    """See `Client.overview`. A shard and an `Indexed` may have the same name. The names take six requests,
+    and two more for every few hundred."""
+    ids = [*(await names(stack, ShardId)).items(), *(await names(stack, IndexedId)).items()]
+    named = sorted(pair for pair in ids if pair[0].startswith(prefix))
+    found: list[ShardSummary] = []
     with progress("overview", len(named), "shards") as step:
         async for summary in summaries(stack, named):
             found.append(summary)

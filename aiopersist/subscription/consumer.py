@@ -29,7 +29,6 @@ from aiopersist.state.subscriptions import (
     Acknowledge,
     BeatSubscription,
     LeaveSubscription,
-    OpenSubscription,
     consumed,
     refused,
     skipped,
@@ -71,11 +70,6 @@ class Consumer:
         self._backoff = Backoff(shard.stack.supervisor.failures, f"acknowledging in {shard.label}")
         name = f"heartbeats of a subscription to {shard.label}"
         self._beating = heartbeats(shard.stack, record.lease_s, self._beat, name)
-
-    @classmethod
-    async def open(cls, shard: Shard, command: OpenSubscription) -> "Consumer":
-        """Take the subscription over, or create it. One commit."""
-        return cls(shard, await commit(shard.register, command))
 
     def ack(self, position: Position) -> Ack:
         """The acknowledgement of everything before `position`."""

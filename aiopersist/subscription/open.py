@@ -144,7 +144,7 @@ async def opened(
         wanted.beginning(shard),
         resume,
     )
-    consumer = await Consumer.open(shard, command)
+    consumer = Consumer(shard, await commit(shard.register, command))
     feed: UpdateFeed[Any, Any] = UpdateFeed(session)
     try:
         await feed.open_at(consumer.begins_at)
