@@ -5,32 +5,31 @@ and lists see every completed write. A value above 8 MiB goes in parts, and appe
 request. The layer above repeats requests.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote
 
 from aiopersist.errors import StorageUnavailable
 from aiopersist.storage.address import Address
-from aiopersist.storage.blob import Blob
 from aiopersist.storage.clouds.client import PAGE, CloudClient
 from aiopersist.storage.clouds.places import options_of, place_of
 from aiopersist.storage.identity import BLOB_KEY
 from aiopersist.storage.keys import check_blob_key
-from aiopersist.storage.objects.served import conditional_puts
+from aiopersist.storage.objects.served import ServedBlob
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
 
 
-class CloudBlob(Blob):
+class CloudBlob(ServedBlob[CloudClient]):
     """Blobs at the place of a client. One request per read and per small write; a large write takes one per 8
     MiB and two more, in Azure one more; lists take one per 1000 keys (Azure: 5000), and look through all
     keys of the prefix's last whole component; deletes take one per 1000 keys (Azure: 256, and three times as
     many if a key is absent; Google: 1)."""
 
     def __init__(self, client: CloudClient) -> None:
-        self._client = client
+        super().__init__(client)
         self._quotes = client.place.scheme == "az"  # which takes a backslash for a slash
 
     @classmethod
@@ -43,13 +42,6 @@ class CloudBlob(Blob):
         """See `places`."""
         return cls.at(Address.parse(url, options_of(scheme)))
 
-    def __repr__(self) -> str:
-        return f"<CloudBlob {self._client!r}>"
-
-    async def get(self, key: str) -> bytes | None:
-        found = await self._client.get(self._name(key))
-        return None if found is None else found[0]
-
     async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
         found = await self._client.get_range(self._name(key), offset, max(length, 1))
         return None if found is None else found[:length]
@@ -57,9 +49,6 @@ class CloudBlob(Blob):
     async def set(self, key: str, data: bytes | memoryview) -> None:
         # a cancelled call leaves the driver with the data for a while, and the caller may change them
         await self._client.put(self._name(key), data if isinstance(data, bytes) else bytes(data))
-
-    async def delete(self, keys: Sequence[str]) -> None:
-        await self._client.delete([self._name(key) for key in keys])
 
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         self._client.check_open()
@@ -97,16 +86,6 @@ class CloudBlob(Blob):
                 return
         if await self._client.get(BLOB_KEY) is not None:
             raise StorageUnavailable(f"{self!r}: list: the answers are not the store's")
-
-    async def facts(self) -> dict[str, str]:
-        return self._client.facts()
-
-    async def probe(self) -> dict[str, str]:
-        client = self._client
-        return await conditional_puts(client.create, lambda name: client.delete([name]))
-
-    async def aclose(self) -> None:
-        await self._client.aclose()
 
     def _name(self, key: str) -> str:
         self._client.check_open()

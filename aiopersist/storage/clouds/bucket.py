@@ -6,7 +6,6 @@ surely is there: a version of the key, or what lies behind the key's folder.
 """
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from typing import Self
 
@@ -39,9 +38,6 @@ class CloudBucket(ServedBucket[CloudClient]):
     def at(cls, address: Address, runtime: Runtime) -> Self:
         """See `places`."""
         return cls(CloudClient(place_of(address), "consensus store"), runtime)
-
-    async def create(self, name: str, data: bytes) -> str | None:
-        return await self._client.create(name, data)
 
     async def get(self, name: str) -> Object | None:
         found = await self._client.get(name)
@@ -92,9 +88,6 @@ class CloudBucket(ServedBucket[CloudClient]):
 
     def _foreign(self, why: str) -> StorageUnavailable:
         return StorageUnavailable(f"{self!r}: {why}, so it is not the store's")
-
-    async def delete(self, names: Sequence[str]) -> None:
-        await self._client.delete(names)
 
     async def now(self) -> float:
         """The store's clock. One request a minute."""

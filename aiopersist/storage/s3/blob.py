@@ -10,13 +10,13 @@ length is wrong is read again at most twice, and then is `Corruption`.
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 from aiopersist.errors import Indeterminate, StorageUnavailable
 from aiopersist.storage.address import Address
-from aiopersist.storage.blob import Blob
 from aiopersist.storage.keys import check_blob_key
-from aiopersist.storage.objects.served import conditional_puts
+from aiopersist.storage.objects.served import ServedBlob
 from aiopersist.storage.s3 import errors as errors
 from aiopersist.storage.s3.client import OPTIONS, S3Client
 
@@ -28,25 +28,18 @@ PART_ATTEMPTS = 3
 CLOSE_TIMEOUT_S = 5.0
 
 
-class S3Blob(Blob):
+class S3Blob(ServedBlob[S3Client]):
     """Blobs below the prefix of a client. One request per read and per small write; a large write takes one
     per 8 MiB and two more; lists and deletes take one per 1000 keys."""
 
     def __init__(self, client: S3Client) -> None:
-        self._client = client
+        super().__init__(client)
         self._aborting: set[asyncio.Task[None]] = set()
 
     @classmethod
     def from_url(cls, url: str) -> Self:
         """See `S3Client.at`."""
         return cls(S3Client.at(Address.parse(url, OPTIONS), "blob store"))
-
-    def __repr__(self) -> str:
-        return f"<S3Blob {self._client!r}>"
-
-    async def get(self, key: str) -> bytes | None:
-        found = await self._client.get(self._name(key))
-        return None if found is None else found[0]
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
         found = await self._client.get(self._name(key), (offset, max(length, 1)))
@@ -59,9 +52,6 @@ class S3Blob(Blob):
         else:
             await self._client.put(name, bytes(view))
 
-    async def delete(self, keys: Sequence[str]) -> None:
-        await self._client.delete([self._name(key) for key in keys])
-
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         async for page in self._client.pages(prefix):
             for found in page.get("Contents", ()):
@@ -69,20 +59,13 @@ class S3Blob(Blob):
                 if key and not key.endswith("/"):  # a folder that a tool made is no blob
                     yield key, found["Size"]
 
-    async def facts(self) -> dict[str, str]:
-        return self._client.facts()
-
-    async def probe(self) -> dict[str, str]:
-        client = self._client
-        return await conditional_puts(client.create, lambda name: client.delete([name]))
-
     async def aclose(self) -> None:
         self._client.closed = True
         try:
             if self._aborting:
                 await asyncio.wait(self._aborting, timeout=CLOSE_TIMEOUT_S)
         finally:
-            await self._client.aclose()
+            await super().aclose()
 
     # Writing in parts
 
@@ -149,11 +132,9 @@ class S3Blob(Blob):
         return {"PartNumber": request["PartNumber"], "ETag": answer["ETag"], **checksums}
 
     async def _abort(self, upload: dict[str, Any]) -> None:
-        try:
+        with suppress(Exception):  # else the parts stay until a rule of the bucket expires them
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._client.s3.abort_multipart_upload(**upload)
-        except Exception:  # the parts stay until a rule of the bucket expires them
-            return
 
     def _name(self, key: str) -> str:
         self._client.check_open()

@@ -1,7 +1,6 @@
 """The objects that consensus needs, in an S3 bucket or in any store that speaks its protocol and obeys
 `If-None-Match: *`."""
 
-from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Self
@@ -27,9 +26,6 @@ class S3Bucket(ServedBucket[S3Client]):
         """See `S3Client.at`."""
         clock = ServerClock(runtime)
         return cls(S3Client.at(address, "consensus store", clock), clock)
-
-    async def create(self, name: str, data: bytes) -> str | None:
-        return await self._client.create(name, data)
 
     async def get(self, name: str) -> Object | None:
         found = await self._client.get(name)
@@ -60,9 +56,6 @@ class S3Bucket(ServedBucket[S3Client]):
             folders = page.get("CommonPrefixes", ())
             found += [folder["Prefix"].removeprefix(begin).removesuffix("/") for folder in folders]
         return found
-
-    async def delete(self, names: Sequence[str]) -> None:
-        await self._client.delete(list(names))
 
     async def now(self) -> float:
         return self._clock.now() if self._clock.is_known else await self.clock()
