@@ -93,6 +93,16 @@ class Address:
             text = f"{self.scheme}: the port after the host is not a number from 1 to {PORT_MAX}; {_ESCAPES}"
             raise InvalidLocation(text)
 
+    def check_bucket(self, what: str = "bucket") -> None:
+        """Raise `InvalidLocation` unless the URL names a bucket, and its options go together."""
+        if not self.host or ":" in self.host or self.user or self.password:
+            raise InvalidLocation(f"{self.scheme}: the URL names no {what}: {self.scheme}://{what}/prefix")
+        if "endpoint" in self.options and not is_endpoint(self.options["endpoint"]):
+            text = f"{self.scheme}: option 'endpoint' is http://host:port, without user or password"
+            raise InvalidLocation(text)
+        if ("access_key" in self.options) != ("secret_key" in self.options):
+            raise InvalidLocation(f"{self.scheme}: options 'access_key' and 'secret_key' go together")
+
     def __repr__(self) -> str:
         """The URL without anything that may be secret."""
         if self.torn:

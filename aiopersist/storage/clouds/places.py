@@ -16,7 +16,7 @@ from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from aiopersist.errors import InvalidLocation
-from aiopersist.storage.address import Address, is_endpoint
+from aiopersist.storage.address import Address
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -104,14 +104,8 @@ def place_of(address: Address) -> CloudPlace:
     """The place at an address. No request. `InvalidLocation` if the driver cannot use it."""
     scheme, options = address.scheme, address.options
     cloud = _CLOUDS[scheme]
-    if not address.host or ":" in address.host or address.user or address.password:
-        what = "container" if scheme == "az" else "bucket"
-        raise InvalidLocation(f"{scheme}: the URL names no {what}: {scheme}://{what}/prefix")
+    address.check_bucket("container" if scheme == "az" else "bucket")
     endpoint = options.get("endpoint")
-    if endpoint is not None and not is_endpoint(endpoint):
-        raise InvalidLocation(f"{scheme}: option 'endpoint' is http://host:port, without user or password")
-    if ("access_key" in options) != ("secret_key" in options):
-        raise InvalidLocation(f"{scheme}: options 'access_key' and 'secret_key' go together")
     config = {cloud.names[name]: value for name, value in options.items() if name in cloud.names}
     if endpoint is not None:
         config[_ENDPOINT.get(scheme, "endpoint")] = endpoint

@@ -15,9 +15,9 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession, get_session
 from anyio import to_thread
 
-from aiopersist.errors import Corruption, InvalidLocation
+from aiopersist.errors import Corruption
 from aiopersist.runtime import OwnProcess
-from aiopersist.storage.address import Address, is_endpoint
+from aiopersist.storage.address import Address
 from aiopersist.storage.keys import closed
 from aiopersist.storage.objects import answers
 from aiopersist.storage.objects.clock import ServerClock
@@ -67,21 +67,15 @@ class S3Client:
     @classmethod
     def at(cls, address: Address, what: str, clock: ServerClock | None = None) -> Self:
         """The client of `s3://bucket/prefix?endpoint=&region=&access_key=&secret_key=&session_token=`."""
-        if not address.host or ":" in address.host or address.user or address.password:
-            raise InvalidLocation("s3: the URL names no bucket: s3://bucket/prefix")
+        address.check_bucket()
         options = address.options
-        endpoint = options.get("endpoint")
-        if endpoint is not None and not is_endpoint(endpoint):
-            raise InvalidLocation("s3: option 'endpoint' is http://host:port, without user or password")
-        if ("access_key" in options) != ("secret_key" in options):
-            raise InvalidLocation("s3: options 'access_key' and 'secret_key' go together")
         names = {
             "access_key": "aws_access_key_id",
             "secret_key": "aws_secret_access_key",
             "session_token": "aws_session_token",
         }
         credentials = {names[name]: value for name, value in options.items() if name in names}
-        region = options.get("region")
+        endpoint, region = options.get("endpoint"), options.get("region")
         given: dict[str, Any] = {"endpoint": endpoint, "region": region, "credentials": credentials}
         return cls(address.host, address.path, **given, what=what, clock=clock)
 
