@@ -21,6 +21,7 @@ import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from hashlib import blake2b, sha256
 from pathlib import Path
 from shutil import rmtree
@@ -83,8 +84,10 @@ class DiskCache:
         if stored[:_CHECKSUM_BYTES] != self._checksum(key, name, data):
             _remove(path)
             return None
-        if abs(self._runtime.wall() - used) > _USED_EVERY_S:
-            _touch(path, self._runtime.wall())
+        now = self._runtime.wall()
+        if abs(now - used) > _USED_EVERY_S:
+            with suppress(OSError):
+                os.utime(path, (now, now))
         return bytes(data)
 
     def store(self, key: str, name: str, data: bytes) -> None:
@@ -225,15 +228,6 @@ def _files(folder: str) -> list[_CachedFile]:
 
 
 def _remove(path: Path) -> None:
-    try:
+    with suppress(OSError):
         path.unlink(missing_ok=True)
         path.parent.rmdir()  # if it is empty
-    except OSError:
-        return
-
-
-def _touch(path: Path, at: float) -> None:
-    try:
-        os.utime(path, (at, at))
-    except OSError:
-        return

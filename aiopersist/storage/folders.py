@@ -65,10 +65,8 @@ def make_folder(path: str, *, durable: bool = True) -> None:
     try:
         fsync_folder(parent)
     except OSError:
-        try:
+        with suppress(OSError):  # no longer empty: another process uses it, and makes it durable
             os.rmdir(path)
-        except OSError:  # no longer empty: another process uses it, and makes it durable
-            pass
         raise
 
 

@@ -27,6 +27,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from itertools import chain, repeat
 from typing import Any
@@ -130,12 +131,10 @@ async def _refusal(blob: Blob, head: Versioned | None, found: bytes | None) -> s
 async def _next_step(
     blob: Blob, consensus: Consensus, head: Versioned | None, found: bytes | None, runtime: Runtime
 ) -> None:
-    try:
+    with suppress(Indeterminate):  # the next read tells
         if head is None:
             await consensus.compare_and_set(CONSENSUS_KEY, None, str(runtime.uuid()).encode())
         elif found is None:
             await blob.set(BLOB_KEY, head.data)
         else:
             await consensus.compare_and_set(CONSENSUS_KEY, head.seqno, head.data)
-    except Indeterminate:  # the next read tells
-        pass

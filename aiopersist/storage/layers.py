@@ -89,13 +89,6 @@ def _value_bytes(result: object) -> int:
     return 0
 
 
-async def _following(items: AsyncIterator[tuple[str, int]]) -> tuple[str, int] | None:
-    try:
-        return await anext(items)
-    except StopAsyncIteration:
-        return None
-
-
 class MetricsBlob(WrappedBlob):
     """Counts the requests to `inner`; a list counts as one."""
 
@@ -108,10 +101,10 @@ class MetricsBlob(WrappedBlob):
 
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         items = self.inner.list(prefix)
-        item = await self._request("list", lambda: _following(items))
+        item = await self._request("list", lambda: anext(items, None))
         while item is not None:
             yield item
-            item = await _following(items)
+            item = await anext(items, None)
 
 
 class MetricsConsensus(WrappedConsensus):
@@ -263,7 +256,7 @@ class RetryBlob(WrappedBlob):
         async def following() -> tuple[str, int] | None:
             nonlocal items
             try:
-                return await _following(items)
+                return await anext(items, None)
             except Exception:
                 items = self.inner.list(prefix)
                 raise

@@ -11,7 +11,7 @@ operations only, never across an await.
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from aiopersist.storage.watch import Watch
@@ -144,10 +144,8 @@ def _forget(by_key: dict[str, dict[W, None]], key: str, waiter: W) -> None:
 
 
 def _call(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object) -> None:
-    try:
+    with suppress(RuntimeError):  # the loop is closed: its tasks wait no more
         loop.call_soon_threadsafe(callback, *args)
-    except RuntimeError:  # the loop is closed: its tasks wait no more
-        pass
 
 
 def _finish(future: asyncio.Future[None]) -> None:

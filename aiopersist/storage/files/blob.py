@@ -254,11 +254,9 @@ class FilesBlob(Blob):
             for entry in entries:
                 if not _TMP_NAME.fullmatch(entry.name):
                     continue
-                try:
+                with suppress(OSError):  # another process sweeps too; the next instance tries again
                     if entry.stat(follow_symlinks=False).st_mtime < oldest:
                         os.unlink(entry.path)
-                except OSError:  # another process sweeps too; the next instance tries again
-                    pass
 
     # Keys and paths
 
@@ -274,10 +272,8 @@ class FilesBlob(Blob):
         self._check_root()
         folder = prefix.rpartition("/")[0]
         if folder:
-            try:
+            with suppress(InvalidUsage):  # no legal key starts so
                 yield from _walk(self._path(folder), folder + "/", prefix)
-            except InvalidUsage:  # no legal key starts so
-                return
             return
         for name, entry in _scan(self._root):
             if name == _TMP:
@@ -287,12 +283,9 @@ class FilesBlob(Blob):
 
 
 def _scan(folder: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                yield entry.name, entry
-    except (FileNotFoundError, NotADirectoryError):
-        return
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        for entry in entries:
+            yield entry.name, entry
 
 
 def _walk(folder: str, key: str, prefix: str) -> Iterator[tuple[str, int]]:
@@ -305,10 +298,8 @@ def _entries(entry: os.DirEntry[str], key: str, prefix: str) -> Iterator[tuple[s
         if (key + "/").startswith(prefix) or prefix.startswith(key + "/"):
             yield from _walk(entry.path, key + "/", prefix)
     elif key.startswith(prefix):
-        try:
+        with suppress(FileNotFoundError):  # deleted meanwhile
             yield key, entry.stat().st_size
-        except FileNotFoundError:  # deleted meanwhile
-            return
 
 
 def _read(path: str, offset: int, length: int | None) -> bytes | None:

@@ -176,8 +176,7 @@ class PostgresConsensus(Consensus):
         assert row is not None  # the statement gives one row
         if row["head"] is None or seqno > row["head"]:
             raise ValueError(f"cannot truncate {key!r} at {seqno}: its head is {row['head']}")
-        dropped: int = row["dropped"]
-        return dropped
+        return int(row["dropped"])
 
     async def remove(self, key: str, expected: Versioned) -> bool:
         check_consensus_key(key)
@@ -240,16 +239,14 @@ class PostgresConsensus(Consensus):
         self._answered(columns[0], row)
         for lost in zip(row["lost"] or (), row["newer"] or (), row["newer_data"] or (), strict=True):
             self._keep_newer(*lost)
-        won: bool = row["won"]
-        return won
+        return bool(row["won"])
 
     async def _create_all(self, connection: Connection, entries: Sequence[Entry]) -> bool:
         keys, data = [entry.key for entry in entries], [entry.data for entry in entries]
         row = await connection.fetchrow(self._sql["create_all"], keys, data)
         assert row is not None  # the statement gives one row
         self._answered(keys, row)
-        won: bool = row["won"]
-        return won
+        return bool(row["won"])
 
     def _answered_one(self, key: str, row: "asyncpg.Record") -> None:
         self._answered([key], row)

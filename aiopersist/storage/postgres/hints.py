@@ -27,6 +27,7 @@ import json
 import logging
 import math
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import partial
 
 from aiopersist.errors import Error
@@ -89,13 +90,11 @@ class NotifyHints:
     async def _notify_all(self) -> None:
         while self._moved:
             keys, self._moved = self._moved, set()
-            try:
-                await self._notify(payloads(self._id, keys))
-            except Error:  # lost: the other processes poll after a while
-                pass
+            with suppress(Error):  # lost: the other processes poll after a while
+                await self._pool.use(partial(self._notify, payloads(self._id, keys)))
 
-    async def _notify(self, messages: list[str]) -> None:
-        await self._pool.use(lambda connection: connection.execute(NOTIFY, self._channel, messages))
+    async def _notify(self, messages: list[str], connection: Connection) -> None:
+        await connection.execute(NOTIFY, self._channel, messages)
 
     async def _listen(self) -> None:
         delays, healthy_at, warned = self._runtime.delays(), self._runtime.monotonic(), False

@@ -245,7 +245,8 @@ class SqliteFile(Generic[X]):
 
     def _after_commit(self, transaction: X) -> None:
         transaction.after_commit()
-        with suppress(OSError, sqlite3.Error, Error, MemoryError):  # a later commit tries again
+        # if it fails nothing has changed, and a later commit tries again
+        with suppress(OSError, sqlite3.Error, Error, MemoryError):
             self._empty_log()
 
     def _empty_log(self) -> None:
@@ -282,12 +283,8 @@ class SqliteFile(Generic[X]):
     def _close_writing(self, last: Callable[[sqlite3.Connection], None]) -> None:
         if self._write_connection is None:
             return
-        try:
+        with closing(self._write_connection), suppress(sqlite3.Error):
             last(self._write_connection)
-        except sqlite3.Error:
-            pass
-        finally:
-            self._write_connection.close()
 
     # In either thread
 

@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -175,10 +176,8 @@ def _deliver(jobs: list[ThreadJob[Any]], failure: BaseException) -> None:
             job.fail(failure)
         by_loop.setdefault(job.future.get_loop(), []).append(job)
     for loop, its_jobs in by_loop.items():
-        try:
+        with suppress(RuntimeError):  # the loop is closed: no caller waits any more
             loop.call_soon_threadsafe(_settle, its_jobs)
-        except RuntimeError:  # the loop is closed: no caller waits any more
-            pass
 
 
 def _settle(jobs: list[ThreadJob[Any]]) -> None:
