@@ -5,7 +5,7 @@ The pytest plugin, `pytest_aiopersist.py` beside the package, makes fixtures of 
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -62,10 +62,9 @@ class MovedClock(Runtime):
         sleeper = (asyncio.get_running_loop(), asyncio.Event())
         self._sleepers.add(sleeper)
         try:
-            async with asyncio.timeout(seconds):
-                await sleeper[1].wait()
-        except TimeoutError:
-            pass
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await sleeper[1].wait()
         finally:
             self._sleepers.discard(sleeper)
 

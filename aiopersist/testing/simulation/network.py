@@ -114,9 +114,8 @@ class Network:
     def happens(self, kind: str) -> bool:
         """Draw whether a fault happens; it is counted."""
         rate: float = getattr(self.weather, kind)
-        found = (
-            self._dice.random() < rate
-        )  # drawn at rate 0, too: without one fault the others stay as they are
+        # drawn at rate 0, too: without one fault the others stay as they are
+        found = self._dice.random() < rate
         self.counts[kind] += found
         return found
 

@@ -6,13 +6,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from aiopersist.testing.simulation.network import CALM, STORMY, Weather
-from aiopersist.testing.simulation.world import Scenario, simulate
+from aiopersist.testing.simulation.world import Played, Scenario, simulate
 
 NEARBY = 10  # seeds that are tried without one kind of fault
-STOPS = (
-    KeyboardInterrupt,
-    SystemExit,
-)  # any other error is that of a world: `pytest.fail` raises no `Exception`
 
 
 @dataclass(eq=False)
@@ -44,12 +40,9 @@ def search(scenario: Scenario, seeds: Iterable[int], weather: Weather = STORMY) 
     faults and smaller sizes, as long as it fails in the same way, and raised as `Failure`."""
     counts: Counter[str] = Counter()
     for number, seed in enumerate(seeds, 1):
-        try:
-            played = simulate(scenario, seed, weather)
-        except STOPS:
-            raise
-        except BaseException as error:
-            raise _smaller(scenario, seed, weather, error, number) from error
+        played = _played(scenario, seed, weather, {})
+        if isinstance(played, BaseException):
+            raise _smaller(scenario, seed, weather, played, number) from played
         counts += played.counts
         counts["worlds"] += 1
         counts["seconds"] += int(played.seconds)
@@ -78,13 +71,8 @@ def _failing(
     scenario: Scenario, seed: int, weather: Weather, sizes: dict[str, int], like: BaseException
 ) -> BaseException | None:
     """The error of that world, if it is of the same type."""
-    try:
-        simulate(scenario, seed, weather, sizes)
-    except STOPS:
-        raise
-    except BaseException as error:
-        return error if type(error) is type(like) else None
-    return None
+    played = _played(scenario, seed, weather, sizes)
+    return played if isinstance(played, BaseException) and type(played) is type(like) else None
 
 
 def _sizes(scenario: Scenario, seed: int, weather: Weather, given: dict[str, int]) -> dict[str, int]:
@@ -97,10 +85,15 @@ def _sizes(scenario: Scenario, seed: int, weather: Weather, given: dict[str, int
         finally:
             drawn.update(world.sizes)
 
-    try:
-        simulate(noted, seed, weather, given)
-    except STOPS:
-        raise
-    except BaseException:  # as it does
-        return drawn
+    _played(noted, seed, weather, given)
     return drawn
+
+
+def _played(scenario: Scenario, seed: int, weather: Weather, sizes: dict[str, int]) -> Played | BaseException:
+    """What happened in that world, or its error."""
+    try:
+        return simulate(scenario, seed, weather, sizes)
+    except (KeyboardInterrupt, SystemExit):  # all others are the world's: `pytest.fail` raises no `Exception`
+        raise
+    except BaseException as error:
+        return error

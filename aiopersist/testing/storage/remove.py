@@ -2,6 +2,7 @@
 raises `Unsupported`."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -92,10 +93,8 @@ class RemoveConformance:
         one, two = handles
 
         async def truncated(key: str) -> None:
-            try:
+            with suppress(ValueError):  # the key is gone
                 await two.truncate(key, 25)
-            except ValueError:  # the key is gone
-                pass
 
         for n in range(5):
             key = f"k{n}"
