@@ -316,7 +316,4 @@ _END = _Finished()
 
 
 async def _next(items: AsyncIterator[T]) -> "T | _Finished":
-    try:
-        return await anext(items)
-    except StopAsyncIteration:
-        return _END
+    return await anext(items, _END)

@@ -126,19 +126,15 @@ def _together(tables: "Iterable[pa.Table]") -> "Iterator[pa.Table]":
 
 async def _stage(client: Client, writer: bytes, updates: "Iterator[pa.Table]") -> StagedTask:
     with client._stack.tracing.span("spark.task", "", WRITER.trace(writer)):
-        return await _staged(client, writer, updates)
-
-
-async def _staged(client: Client, writer: bytes, updates: "Iterator[pa.Table]") -> StagedTask:
-    rows, first, last = 0, TIME_MAX, 0
-    async with client.builder_from_transmittable(writer, 0) as builder:
-        while (some := await on_caller(next, updates, None)) is not None:
-            least, greatest = (bound.as_py() for bound in pc.min_max(some.column("time")).values())
-            first, last = min(first, least), max(last, greatest)
-            await builder.extend(some)
-            rows += some.num_rows
-        batch = await builder.finish(_after(last))
-    return StagedTask(batch.to_transmittable(), rows, first, last)
+        rows, first, last = 0, TIME_MAX, 0
+        async with client.builder_from_transmittable(writer, 0) as builder:
+            while (some := await on_caller(next, updates, None)) is not None:
+                least, greatest = (bound.as_py() for bound in pc.min_max(some.column("time")).values())
+                first, last = min(first, least), max(last, greatest)
+                await builder.extend(some)
+                rows += some.num_rows
+            batch = await builder.finish(_after(last))
+        return StagedTask(batch.to_transmittable(), rows, first, last)
 
 
 def _after(time: int) -> int:
@@ -168,21 +164,17 @@ def retract(location: SparkLocation, writer: bytes, wanted: Retraction) -> Stage
 
 async def _retract(client: Client, writer: bytes, wanted: Retraction) -> StagedTask:
     with client._stack.tracing.span("spark.task", "", WRITER.trace(writer)):
-        return await _retracted(client, writer, wanted)
-
-
-async def _retracted(client: Client, writer: bytes, wanted: Retraction) -> StagedTask:
-    keys = None if wanted.staged is None else await _keys(client, wanted.staged, unique=wanted.unique)
-    rows = 0
-    async with client.builder_from_transmittable(writer, 0) as builder:
-        async for batch in client.read_piece(wanted.piece, wanted.where):
-            found = pa.Table.from_batches([batch])
-            if keys is not None and not wanted.every:
-                found = found.filter(_is_in(found.column("key"), keys))
-            if found.num_rows:
-                await builder.extend(_negated(found))
-                rows += found.num_rows
-        return StagedTask((await builder.finish(1)).to_transmittable(), rows)
+        keys = None if wanted.staged is None else await _keys(client, wanted.staged, unique=wanted.unique)
+        rows = 0
+        async with client.builder_from_transmittable(writer, 0) as builder:
+            async for batch in client.read_piece(wanted.piece, wanted.where):
+                found = pa.Table.from_batches([batch])
+                if keys is not None and not wanted.every:
+                    found = found.filter(_is_in(found.column("key"), keys))
+                if found.num_rows:
+                    await builder.extend(_negated(found))
+                    rows += found.num_rows
+            return StagedTask((await builder.finish(1)).to_transmittable(), rows)
 
 
 def _negated(found: "pa.Table") -> "pa.Table":
