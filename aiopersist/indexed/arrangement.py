@@ -3,9 +3,8 @@
 1. *Append*: a batch of updates, at any times that are not sealed yet, becomes the newest unsealed batch.
 2. *Seal* moves updates to the trace logically; no data moves.
 3. *Drain* moves them physically: the unsealed updates before `seal`, sorted and consolidated, become one
-batch
-   of the trace. Then unsealed batches that lie wholly before the trace's upper are *evicted*, and those that
-   lie partly before it are *trimmed*, one at a time.
+   batch of the trace. Then unsealed batches that lie wholly before the trace's upper are *evicted*, and those
+   that lie partly before it are *trimmed*, one at a time.
 4. *Compact*: two neighbours of the trace of equal level become one batch.
 
 A plan (`Drain`, `Trim`, `Compaction`) says what is to be read and written. Its executor comes back with a

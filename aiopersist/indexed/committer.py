@@ -13,7 +13,7 @@ is unknown, it is settled before anything else is decided, as for every handle.
 
 import asyncio
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from aiopersist.errors import Error, Indeterminate, LeaseExpired, StorageUnavailable
 from aiopersist.indexed.commands import ChangeStreams
@@ -41,13 +41,6 @@ AT_ONCE = 32  # small entries of a write that one turn of the loop converts
 COMMANDS_AT_ONCE = 256  # commands that one turn of the loop applies or answers: a few milliseconds at most
 
 
-class Discardable(Protocol):
-    """Uploaded blobs."""
-
-    def discard(self) -> None:
-        """Delete them: surely no version names them."""
-
-
 class QueuedCommand:
     """A command in the queue, and the outcome that its call waits for."""
 
@@ -70,6 +63,10 @@ class QueuedCommand:
         """Delete the blobs that were uploaded for it: surely no version names them."""
         for upload in self.uploads:
             upload.discard()
+
+
+Discardable = QueuedCommand | RawParts
+"""What has uploaded blobs, and deletes them: surely no version names them."""
 
 
 class Committer:

@@ -1,6 +1,7 @@
 """The user's handle of a collection: a small value with an id, a name and codecs; and a batch for it."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -123,11 +124,9 @@ def int_frontier(given: Antichain | Time) -> Antichain:
 def check_name(name: object) -> str:
     """`name`, if a collection may have it; else `InvalidUsage` of kind `INVALID_NAME`."""
     if isinstance(name, str) and "\0" not in name:
-        try:
+        with suppress(UnicodeEncodeError):
             if 0 < len(name.encode()) <= NAME_BYTES_MAX:
                 return name
-        except UnicodeEncodeError:
-            pass
     what = f"{shown(name)} is not a name: text of up to {NAME_BYTES_MAX} bytes in UTF-8, without NUL"
     raise InvalidUsage(UsageKind.INVALID_NAME, what, name=name)
 

@@ -164,13 +164,11 @@ class StashSession:
     async def aclose(self) -> None:
         """Wait for a change under way, then remove the opener's row, unless one of its changes is in
         doubt."""
-        try:
+        with suppress(StorageUnavailable, Indeterminate, TimeoutError):  # a later opener does it
             async with asyncio.timeout(RELEASE_DEADLINE_S):
                 await self._quiet()
                 if self.opener is not None and not self._doubtful:
                     await self.store.forget(self.opener.id)
-        except (StorageUnavailable, Indeterminate, TimeoutError):  # a later opener does it
-            pass
 
     # --- inside ----------------------------------------------------------------------------------
 
