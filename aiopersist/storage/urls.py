@@ -136,14 +136,6 @@ def register_consensus_scheme(scheme: str, factory: Callable[[str], Consensus]) 
     _consensus_schemes[_checked(scheme)] = lambda url, runtime, readonly: factory(url)
 
 
-def _memory_blob(url: str, runtime: Runtime) -> Blob:
-    return MemoryBlob(memory_name(url))
-
-
-def _memory_consensus(url: str, runtime: Runtime, readonly: bool) -> Consensus:
-    return MemoryConsensus(memory_name(url), runtime=runtime)
-
-
 def _files(url: str, runtime: Runtime) -> Blob:
     from aiopersist.storage.files.blob import FilesBlob
 
@@ -204,7 +196,8 @@ def _without(url: str, *names: str) -> tuple[str, dict[str, str]]:
 def _s3(url: str, runtime: Runtime) -> Blob:
     with extra("s3"):
         from aiopersist.storage.s3.blob import S3Blob
-    return S3Blob.from_url(url)
+        from aiopersist.storage.s3.client import OPTIONS
+    return S3Blob.at(Address.parse(url, OPTIONS))
 
 
 def _s3_consensus(url: str, runtime: Runtime, readonly: bool) -> Consensus:
@@ -219,7 +212,8 @@ def _cloud(url: str, runtime: Runtime) -> Blob:
     scheme = scheme_of(url) or ""
     with extra(_CLOUDS[scheme]):
         from aiopersist.storage.clouds.blob import CloudBlob
-    return CloudBlob.from_url(url, scheme)
+        from aiopersist.storage.clouds.places import options_of
+    return CloudBlob.at(Address.parse(url, options_of(scheme)))
 
 
 def _cloud_consensus(url: str, runtime: Runtime, readonly: bool) -> Consensus:
@@ -252,13 +246,13 @@ def _postgres(url: str, runtime: Runtime, readonly: bool) -> Consensus:
 
 
 _blob_schemes: dict[str, Callable[[str, Runtime], Blob]] = {
-    "mem": _memory_blob,
+    "mem": lambda url, runtime: MemoryBlob(memory_name(url)),
     "file": _files,
     "s3": _remote(_s3),
     **dict.fromkeys(_CLOUDS, _remote(_cloud)),
 }
 _consensus_schemes: dict[str, Callable[[str, Runtime, bool], Consensus]] = {
-    "mem": _memory_consensus,
+    "mem": lambda url, runtime, readonly: MemoryConsensus(memory_name(url), runtime=runtime),
     "s3": _s3_consensus,
     **dict.fromkeys(_CLOUDS, _cloud_consensus),
     "sqlite": _sqlite,

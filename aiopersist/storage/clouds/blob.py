@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from aiopersist.errors import StorageUnavailable
 from aiopersist.storage.address import Address
 from aiopersist.storage.clouds.client import PAGE, CloudClient
-from aiopersist.storage.clouds.places import options_of, place_of
+from aiopersist.storage.clouds.places import place_of
 from aiopersist.storage.identity import BLOB_KEY
 from aiopersist.storage.keys import check_blob_key
 from aiopersist.storage.objects.served import ServedBlob
@@ -37,11 +37,6 @@ class CloudBlob(ServedBlob[CloudClient]):
         """See `places`."""
         return cls(CloudClient(place_of(address), "blob store"))
 
-    @classmethod
-    def from_url(cls, url: str, scheme: str) -> Self:
-        """See `places`."""
-        return cls.at(Address.parse(url, options_of(scheme)))
-
     async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
         found = await self._client.get_range(self._name(key), offset, max(length, 1))
         return None if found is None else found[:length]
@@ -58,7 +53,7 @@ class CloudBlob(ServedBlob[CloudClient]):
         found = self._client.names(folder) if not self._client.place.takes_any_list else self._all(folder)
         async with aclosing(found) as names:
             async for meta in names:
-                key = self._key(meta["path"])
+                key = unquote(meta["path"]) if self._quotes else meta["path"]
                 if key.startswith(prefix) and not key.endswith("/"):
                     yield key, meta["size"]
 
@@ -96,6 +91,3 @@ class CloudBlob(ServedBlob[CloudClient]):
         if not self._quotes:
             return key
         return key.replace("%", "%25").replace("\\", "%5C")
-
-    def _key(self, name: str) -> str:
-        return unquote(name) if self._quotes else name

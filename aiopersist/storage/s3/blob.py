@@ -18,7 +18,7 @@ from aiopersist.storage.address import Address
 from aiopersist.storage.keys import check_blob_key
 from aiopersist.storage.objects.served import ServedBlob
 from aiopersist.storage.s3 import errors as errors
-from aiopersist.storage.s3.client import OPTIONS, S3Client
+from aiopersist.storage.s3.client import S3Client
 
 MIB = 1024 * 1024
 PART_BYTES = 8 * MIB  # above it, parts in parallel are faster than one stream
@@ -37,9 +37,9 @@ class S3Blob(ServedBlob[S3Client]):
         self._aborting: set[asyncio.Task[None]] = set()
 
     @classmethod
-    def from_url(cls, url: str) -> Self:
+    def at(cls, address: Address) -> Self:
         """See `S3Client.at`."""
-        return cls(S3Client.at(Address.parse(url, OPTIONS), "blob store"))
+        return cls(S3Client.at(address, "blob store"))
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
         found = await self._client.get(self._name(key), (offset, max(length, 1)))
