@@ -43,11 +43,8 @@ class Copier:
                 try:
                     for step in steps:
                         await self._append(session, step)
-                except (
-                    UpperMismatch,
-                    OpaqueMismatch,
-                ):  # another copier was first; or someone else: see `_plan`
-                    await self.copy.open()
+                except (UpperMismatch, OpaqueMismatch):
+                    await self.copy.open()  # another copier was first; or someone else: see `_plan`
         await move_since(self.copy, source.shard.id, source.state.since)
 
     def _plan(self) -> Sequence[CopyStep]:

@@ -185,7 +185,8 @@ async def _end(run: Invocation, shards: list[str] | None, all_: bool, yes: bool,
                 await getattr(client, call)(name)
             updates = sum(batch.len for batch in view.batches)
             updates += sum(stream.updates for stream in (view.streams or {}).values())
-            return {"done": yes, "updates": updates, "bytes": _bytes(view), "allowed": _allowed(view, call)}
+            allowed = call == "drop" or not (view.since.elements or view.upper.elements)
+            return {"done": yes, "updates": updates, "bytes": _bytes(view), "allowed": allowed}
 
         def told(result: dict[str, Any]) -> str:
             what = f"{counted(result['updates'], 'update')}, {shown_bytes(result['bytes'])}"
@@ -197,10 +198,6 @@ async def _end(run: Invocation, shards: list[str] | None, all_: bool, yes: bool,
         await each(run, names, work, told, f"{call}: {'' if yes else 'looking'}", all_=all_)
     if not yes and names:
         run.say(f"nothing was changed: say --yes to {call} {counted(len(names), 'shard')}")
-
-
-def _allowed(view: Any, call: str) -> bool:
-    return call == "drop" or not (view.since.elements or view.upper.elements)
 
 
 def _bytes(view: Any) -> int:

@@ -9,7 +9,7 @@ async with client.indexed("orders") as ix:
 
 import asyncio
 from collections.abc import Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any, TypeVar, overload
 
 from aiopersist.data.types.schema import Schema
@@ -237,11 +237,9 @@ class Indexed(Resource):
 
     async def _stop(self) -> None:
         self._background.stop()
-        try:
+        with suppress(Exception):  # TimeoutError, too; its callers get the error
             async with asyncio.timeout(self._stack.supervisor.patience_s()):
                 await self._committer.flush()
-        except Exception:  # TimeoutError, too
-            pass  # its callers get the error
         await self._committer.aclose()
         for _ in range(TURNS):  # calls that were answered return
             await self._stack.runtime.sleep(0)

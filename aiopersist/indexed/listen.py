@@ -185,7 +185,8 @@ class Listener(Resource, Generic[K, V]):
                     await self._wait()
                 events = self._queue[0]
                 if events.batch is not None and not self._batch_is_told:
-                    records = await self._records(events.batch)
+                    parts = of_unsealed([events.batch])
+                    records = await self._fetch.updates(parts, Selection(), self._reader)
                     if self._failure is not None and not self._queue:
                         raise self._failure
                     self._batch_is_told = True  # no await from here
@@ -206,9 +207,6 @@ class Listener(Resource, Generic[K, V]):
         self._feed.follow()
         self._woken.clear()
         await self._woken.wait()
-
-    async def _records(self, batch: UnsealedBatch) -> Updates[K, V, int]:
-        return await self._fetch.updates(of_unsealed([batch]), Selection(), self._reader)
 
     def _take(self, *, done: bool) -> None:
         """Leave the first events of the queue, if all of them are `done`."""

@@ -32,7 +32,7 @@ class SqliteStore(Store):
         self._file: SqliteFile[SqliteTransaction] | SqliteReader = (
             SqliteFile(path, runtime, sql.prepare, SqliteTransaction)
             if writes
-            else SqliteReader(path, runtime, sql.prepare_reading)
+            else SqliteReader(path, runtime, lambda connection: None)  # which changes nothing in the file
         )
 
     def __repr__(self) -> str:

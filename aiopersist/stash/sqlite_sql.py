@@ -81,10 +81,6 @@ def prepare(connection: sqlite3.Connection) -> None:
     prepare_file(connection, has_tables=lambda: has_tables(connection), ddl=_SCHEMA)
 
 
-def prepare_reading(connection: sqlite3.Connection) -> None:
-    """A reader changes nothing in the file."""
-
-
 def take(connection: sqlite3.Connection, stash: str, nonce: str | None) -> Fence:
     """The fence, created if it is not there; with a nonce the next fence."""
     connection.execute("INSERT OR IGNORE INTO stash_fence VALUES (?, 0, '', ?, 0)", (stash, FORMAT))

@@ -219,11 +219,9 @@ def _files(folder: str) -> list[_CachedFile]:
             if not _OUR_FILES.fullmatch(place + name):
                 continue
             path = os.path.join(at, name)
-            try:
+            with suppress(OSError):  # removed meanwhile
                 state = os.stat(path)
-            except OSError:  # removed meanwhile
-                continue
-            found.append(_CachedFile(state.st_mtime, state.st_size, path))
+                found.append(_CachedFile(state.st_mtime, state.st_size, path))
     return found
 
 

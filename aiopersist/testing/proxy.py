@@ -12,6 +12,7 @@ connections. It counts connections, refusals, cuts and bytes.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -234,11 +235,9 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
 async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
     if writer.is_closing():
         return
-    try:
+    with suppress(OSError):
         writer.write(data)
         await writer.drain()
-    except OSError:
-        return
 
 
 def _close(writer: asyncio.StreamWriter) -> None:

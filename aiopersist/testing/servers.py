@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -132,7 +133,7 @@ def s3_labels() -> list[str]:
     found = {
         "endpoint": bool(os.environ.get("AIOPERSIST_TEST_S3_ENDPOINT")),
         "versitygw": versitygw_path() is not None,
-        "moto": _has_module("moto") and _has_module("flask"),
+        "moto": all(map(find_spec, ("moto", "flask"))),
     }
     return [label for label, there in found.items() if there]
 
@@ -265,9 +266,3 @@ def _postgres_accepts(port: int) -> bool:
             return s.recv(1) == b"R"
     except OSError:
         return False
-
-
-def _has_module(name: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(name) is not None

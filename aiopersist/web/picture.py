@@ -176,18 +176,13 @@ def _axis(view: ShardView, window: tuple[int, int] | None) -> Axis:
     start, end = min(times, default=0), max(times, default=1)
     ends = [time for batch in view.batches if (time := int_time(batch.upper)) is not None]
     first = min(ends, default=start)
-    is_cut = (
-        start < first and first - start > STRETCH * (end - first) and (first < end or _is_1970(start, view))
-    )
+    is_1970 = start == 0 and view.clock is Clock.WALL
+    is_cut = start < first and first - start > STRETCH * (end - first) and (first < end or is_1970)
     start = first if is_cut else start
     margin = max(int((end - start) * MARGIN), 1)
     start -= margin
     end += margin if len(times) < len(frontiers) else 0  # room for what has no end
     return Axis(float(max(start, 0)), float(max(end, start + 1, 1)), is_cut=is_cut)
-
-
-def _is_1970(time: int, view: ShardView) -> bool:
-    return time == 0 and view.clock is Clock.WALL
 
 
 def _levels(view: ShardView) -> dict[int, int]:

@@ -237,8 +237,8 @@ class PostgresConsensus(Consensus):
         row = await connection.fetchrow(self._sql["append_all"], *columns)
         assert row is not None  # the statement gives one row
         self._answered(columns[0], row)
-        for lost in zip(row["lost"] or (), row["newer"] or (), row["newer_data"] or (), strict=True):
-            self._keep_newer(*lost)
+        heads = zip(row["lost"] or (), row["newer"] or (), row["newer_data"] or (), strict=True)
+        self._newer |= {key: Versioned(seqno, data) for key, seqno, data in heads}
         return bool(row["won"])
 
     async def _create_all(self, connection: Connection, entries: Sequence[Entry]) -> bool:
@@ -251,10 +251,7 @@ class PostgresConsensus(Consensus):
     def _answered_one(self, key: str, row: "asyncpg.Record") -> None:
         self._answered([key], row)
         if (seqno := row.get("newer")) is not None:
-            self._keep_newer(key, seqno, row["newer_data"])
-
-    def _keep_newer(self, key: str, seqno: int, data: bytes) -> None:
-        self._newer[key] = Versioned(seqno, data)
+            self._newer[key] = Versioned(seqno, row["newer_data"])
 
     def newer(self, key: str) -> Versioned | None:
         return self._newer.pop(key, None)
