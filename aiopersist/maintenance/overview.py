@@ -112,6 +112,7 @@ def summary_of(name: str, state: State, now: float) -> ShardSummary:
     blob_bytes = sum(part.size for part in parts if part.key is not None)
     lags = [view.lag_updates for view in views_of(state, now).values() if not view.expired]
     streams = state.streams
+    arrangements = () if streams is None else streams.arrangements.values()
     grown = None if streams is not None or state.clock is not Clock.WALL else _growth(state, now)
     return ShardSummary(
         name=name,
@@ -124,7 +125,7 @@ def summary_of(name: str, state: State, now: float) -> ShardSummary:
         seqno=state.seqno,
         written_at=state.at,
         streams=None if streams is None else len(streams.names),
-        batches=len(state.batches) if streams is None else _batches_of_streams(state),
+        batches=len(state.batches) + sum(len(a.unsealed) + len(a.trace) for a in arrangements),
         parts=len(parts),
         updates=sum(part.rows for part in parts),
         blob_bytes=blob_bytes,
@@ -140,11 +141,6 @@ def summary_of(name: str, state: State, now: float) -> ShardSummary:
 def _growth(state: State, now: float) -> Growth | None:
     batches = reversed(state.batches.values())
     return growth_of(((b.lower, b.len, sum(part.size for part in b.parts)) for b in batches), now)
-
-
-def _batches_of_streams(state: State) -> int:
-    assert state.streams is not None
-    return sum(len(a.unsealed) + len(a.trace) for a in state.streams.arrangements.values())
 
 
 def _holds(state: State) -> int:

@@ -13,6 +13,7 @@ of this library comes from a store of the application, and counts as `Indetermin
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from math import inf
 from typing import Any, TypeVar
 
 from aiopersist.errors import Error, Indeterminate, StorageUnavailable
@@ -185,11 +186,8 @@ class Retry:
                 delays = delays or self._runtime.delays()
                 elapsed_s = self._runtime.monotonic() - began
                 self._check(op, failure, idempotent, elapsed_s)
-                delay = (
-                    next(delays)
-                    if self._timeout_s is None
-                    else min(next(delays), self._timeout_s - elapsed_s)
-                )
+                left_s = inf if self._timeout_s is None else self._timeout_s - elapsed_s
+                delay = min(next(delays), left_s)
                 self._metrics.retried(op)
             else:
                 if op in self._logged:

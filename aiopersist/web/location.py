@@ -89,16 +89,12 @@ def listed(
         found.sort(key=lambda pair: -figure(pair[1]))
     pages = max(-(-len(found) // PAGE_ROWS), 1)
     page = min(wanted.page, pages)
-    some = found[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]
-    lines = tuple(_line(name, shard, summaries.get(shard), rate(shard), now) for name, shard in some)
-    return Listed(lines, len(found), page, pages)
-
-
-def _line(
-    name: str, shard: ShardId, summary: ShardSummary | None, speed: Speed | None, now: float
-) -> ListedShard:
-    grown = None if summary is None else growth(summary, speed, now)
-    return ListedShard(name, shard, summary, speed, grown)
+    lines: list[ListedShard] = []
+    for name, shard in found[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]:
+        summary, speed = summaries.get(shard), rate(shard)
+        grown = None if summary is None else growth(summary, speed, now)
+        lines.append(ListedShard(name, shard, summary, speed, grown))
+    return Listed(tuple(lines), len(found), page, pages)
 
 
 def growth(summary: ShardSummary, speed: Speed | None, now: float) -> float | None:

@@ -40,10 +40,8 @@ def arrangement_of(shard: Shard, stream: str) -> Arrangement:
         text = f"stream={shown(stream)}: its streams are {named}"
         raise InvalidUsage(UsageKind.INVALID_NAME, text)
     found = streams.arrangements.get(stream, Arrangement())
-    size, most = (
-        sum(map(goodbytes_at_most, found.parts)),
-        shard.stack.settings.read_memory_bytes // MEMORY_SHARE,
-    )
+    size = sum(map(goodbytes_at_most, found.parts))
+    most = shard.stack.settings.read_memory_bytes // MEMORY_SHARE
     if size > most:
         text = (
             f"stream {shown(stream)} has {size_text(size)} of updates, and pages sum at most "
