@@ -72,10 +72,7 @@ class Copier:
         self._tell()
 
     async def _updates(self, step: CopyStep) -> "AsyncGenerator[pa.Table, None]":
-        if step.replaces:
-            selection = Selection(advance_to=step.since)
-        else:
-            selection = Selection(lower=step.lower)
+        selection = Selection(advance_to=step.since) if step.replaces else Selection(lower=step.lower)
         async with aclosing(self.source.updates(step.batches, selection, self._count)) as tables:
             async for table in tables:
                 yield table

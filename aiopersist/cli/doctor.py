@@ -200,9 +200,8 @@ def judged_latency(what: str, seconds: list[float]) -> Finding:
 
 def judged_clock(ahead_s: float) -> Finding:
     """How far the store's clock is ahead of this machine's."""
-    found = (
-        f"the store's is {abs(ahead_s) * 1_000:.1f} ms {'ahead of' if ahead_s >= 0 else 'behind'} this one"
-    )
+    where = "ahead of" if ahead_s >= 0 else "behind"
+    found = f"the store's is {abs(ahead_s) * 1_000:.1f} ms {where} this one"
     if abs(ahead_s) > CLOCK_S:
         return Finding("clock", found, UNUSUAL, "leases and wall times go by the store's: synchronise both")
     return Finding("clock", found)

@@ -177,7 +177,6 @@ class Source:
     """Rows so far."""
     starts: list[int] = field(default_factory=list)
     """The number of the first row of each file."""
-    _layout: ColumnLayout | None = None
 
     @property
     def size(self) -> int | None:
@@ -225,7 +224,7 @@ class Source:
                 layout = self._laid_out(path, columns)
                 _check_fields(path, layout, schema)
                 for batch in batches:
-                    yield self._joined(batch, layout, schema, form, path)
+                    yield self._joined(batch, layout, schema, form)
                     self.read += batch.num_rows
                     if self.told is not None and not is_pipe(path):
                         self.told.tell(before + min(file.tell(), os.path.getsize(path)), self.size)
@@ -259,7 +258,7 @@ class Source:
         return types
 
     def _joined(
-        self, batch: Any, layout: ColumnLayout, schema: Schema[Any, Any, Any], form: Format, path: str
+        self, batch: Any, layout: ColumnLayout, schema: Schema[Any, Any, Any], form: Format
     ) -> "pa.Table":
         table = _table(batch)
         joined = layout.joined(_in_micros(table))
@@ -267,12 +266,12 @@ class Source:
             for at, half in enumerate(("key", "val")):
                 wanted = schema.arrow_schema.field(half).type
                 column = joined.column(half).combine_chunks()
-                joined = joined.set_column(at, half, self._from_texts(column, wanted, path))
+                joined = joined.set_column(at, half, self._from_texts(column, wanted))
         if self.has_diff and DIFF in table.schema.names:
             joined = joined.append_column(DIFF, table.column(DIFF))
         return joined
 
-    def _from_texts(self, column: Any, wanted: "pa.DataType", path: str) -> Any:
+    def _from_texts(self, column: Any, wanted: "pa.DataType") -> Any:
         """`from_texts`; `Problems` name the first row that it refuses."""
         try:
             return from_texts(column, wanted)

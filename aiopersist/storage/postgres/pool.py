@@ -276,11 +276,10 @@ def _has_moved(error: BaseException | None) -> bool:
     return isinstance(error, asyncpg.PostgresError) and (error.sqlstate or "").startswith(_MOVED)
 
 
-def _is_of_the_server(error: BaseException) -> bool:
+def _is_of_the_server(error: asyncpg.PostgresError) -> bool:
     """Whether the server itself reports an error that ended the transaction, and no pooler."""
     return (
-        isinstance(error, asyncpg.PostgresError)
-        and error.severity_en == "ERROR"
+        error.severity_en == "ERROR"
         and error.sqlstate not in _UNKNOWN
         and bool(error.server_source_filename and error.server_source_line)
     )
