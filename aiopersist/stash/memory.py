@@ -144,9 +144,6 @@ class MemoryStore(Store):
             now = self._runtime.monotonic()
             tables.wishes[opener_id] = now + for_s, now - waited_s
 
-    def stand_back_s(self, opener_id: str, waited_s: float) -> float:
-        return self._heard.stand_back_s(STASH, opener_id, waited_s)
-
     def _wished(self, tables: StashTables) -> list[Wish]:
         """The wishes that last; others are dropped."""
         now = self._runtime.monotonic()

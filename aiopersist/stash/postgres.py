@@ -175,9 +175,6 @@ class PostgresStore(Store):
             lambda connection: connection.execute(self._sql["wish"], opener_id, for_s, waited_s)
         )
 
-    def stand_back_s(self, opener_id: str, waited_s: float) -> float:
-        return self._heard.stand_back_s(STASH, opener_id, waited_s)
-
     async def aclose(self) -> None:
         try:
             await self._background.aclose()

@@ -99,9 +99,6 @@ class SqliteStore(Store):
         now = self._runtime.wall()
         await self._write(lambda c: sql.wish(c, self._name, Wish(STASH, opener_id, for_s, waited_s), now))
 
-    def stand_back_s(self, opener_id: str, waited_s: float) -> float:
-        return self._heard.stand_back_s(STASH, opener_id, waited_s)
-
     async def aclose(self) -> None:
         await self._file.aclose()
 

@@ -15,6 +15,7 @@ returns the fence of the same moment as the rows, and the session compares it wi
 from abc import ABC, abstractmethod
 
 from aiopersist.stash.model import Fence, Loaded, Opener, Select, Sending, StoreChange, Verdict
+from aiopersist.storage.wishes import HeardWishes
 
 STASH = ""  # the key of its wishes
 WISH = "~"  # before the id of an opener: the row of its wish
@@ -23,6 +24,9 @@ OPENER_RETENTION_S = 7 * 24 * 3600.0  # a later opener forgets one that has writ
 
 class Store(ABC):
     """One stash in one database."""
+
+    _heard: HeardWishes
+    """What the answers to `commit` have told of wishes."""
 
     @abstractmethod
     async def take(self, opener_id: str, token: str, nonce: str | None) -> Fence:
@@ -62,10 +66,10 @@ class Store(ABC):
         """Ask all other openers to change nothing for so long from now, as `Consensus.wish` does for a
         shard."""
 
-    @abstractmethod
     def stand_back_s(self, opener_id: str, waited_s: float) -> float:
         """Return for how long others wish it, as far as the answers to `commit` have told, as
         `Consensus.stand_back_s`."""
+        return self._heard.stand_back_s(STASH, opener_id, waited_s)
 
     @abstractmethod
     async def aclose(self) -> None:
