@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Generator, Iter
 from contextlib import asynccontextmanager
 from contextvars import copy_context
 from datetime import datetime, timedelta
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
@@ -288,8 +287,8 @@ class Table(Resource, Generic[K, V]):
         `once`."""
         self._apart("update", "tx.get and tx.put")
         text = await self._tables.converted(self._kind.key_text, key)
-        revise = partial(copy_context().run, f)  # the task that runs it is that of another call, perhaps
-        done = await self._do(Revise(self._kind, text, revise, self._size_max), once)
+        run = copy_context().run  # the task that runs it is that of another call, perhaps
+        done = await self._do(Revise(self._kind, text, lambda val: run(f, val), self._size_max), once)
         return done if isinstance(done, Repeated) else done.result
 
     # --- inside ----------------------------------------------------------------------------------
