@@ -84,9 +84,9 @@ async def _tell(registers: Collection[Register], for_s: float, waited_s: float) 
         await stack.consensus.wish([register.key for register in registers], stack.name, for_s, waited_s)
 
 
-async def stand_back(registers: Collection[Register]) -> bool:
-    """Let those commit first who wish it; whether that took time. No request."""
-    has_waited = False
+async def stand_back(registers: Collection[Register]) -> float:
+    """Let those commit first who wish it; for how long that took. No request."""
+    waited_s = 0.0
     for register in registers:
         stack, losses = register.stack, register.losses
         if not stack.consensus.stand_back_s(register.key, stack.name, 0.0):  # nobody wishes anything
@@ -94,8 +94,9 @@ async def stand_back(registers: Collection[Register]) -> bool:
         others = partial(stack.consensus.stand_back_s, register.key, stack.name)
         now = stack.runtime.monotonic()
         if wait_s := losses.wait_s(others, now, register.refusals.waited_s(now)):
-            has_waited = True
+            waited_s += wait_s
             await stack.runtime.sleep(wait_s)
-            losses.waited(wait_s)
-            register.refusals.waited(wait_s)
-    return has_waited
+    for register in registers if waited_s else ():  # all of them have waited
+        register.losses.waited(waited_s)
+        register.refusals.waited(waited_s)
+    return waited_s

@@ -79,6 +79,8 @@ class Attempted:
     def __init__(self) -> None:
         self.touched: dict[str, Touched] = {}
         """By the name of the table."""
+        self.began_at = 0.0
+        """When the body of the last attempt began, by a clock without the time that its client stood back."""
         self.reads_ranges = False
         self._writes = self._unsupported = False
 

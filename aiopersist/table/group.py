@@ -82,6 +82,8 @@ class TableCommits:
         """Held while operations are carried out: a group, or a large put."""
         self._slots: defaultdict[Shard, Slot] = defaultdict(Slot)
         """Of commits that move subscriptions, or record ids, in shards which they do not append to."""
+        self.stood_back_s = 0.0
+        """For how long it has let other clients go first, in all."""
         self._together = True
         """Whether the store writes several shards at one moment, as far as is known."""
 
@@ -210,7 +212,8 @@ class TableCommits:
                 if not self._together and len({frozenset(w.shards) for w in group}) > 1:
                     raise Unsupported("the store writes one shard at a time")
                 check_distinct(members)
-            if await courtesy.stand_back([member.register for member in members]):
+            if waited_s := await courtesy.stand_back([member.register for member in members]):
+                self.stood_back_s += waited_s
                 await run_bounded(LOOKS_AT_ONCE, [member.look for member in members])
             for member in members:
                 await member.catch_up()

@@ -139,7 +139,6 @@ class Transactions:
         keys: Any = []
         seen, needs_s, started = Attempted(), 0.0, runtime.monotonic()
         for attempt in count(1):
-            began = runtime.monotonic()
             try:
                 if attempt > FROZEN_AFTER and seen.may_be_frozen and not marks.are_any:
                     return await self._read_frozen(body, seen)
@@ -152,7 +151,7 @@ class Transactions:
                 if (repeat := await self._repeat(marks)) is not None:
                     return repeat
                 raise Conflict(keys)
-            needs_s = max(needs_s, runtime.monotonic() - began)
+            needs_s = max(needs_s, runtime.monotonic() - self._tables.group.stood_back_s - seen.began_at)
             await runtime.sleep(runtime.uniform(0, min(PAUSE_S * 2**attempt, PAUSE_MAX_S)))
             if attempt >= WISHES_AFTER and (registers := await seen.registers()):
                 await courtesy.wish(registers, MARGIN * needs_s, runtime.monotonic() - started)
@@ -169,6 +168,7 @@ class Transactions:
             async with group.alone() if alone else NOTHING:
                 if alone and ahead is None:
                     await group.quiet()
+                seen.began_at = self._tables.shards.stack.runtime.monotonic() - group.stood_back_s
                 result, error = await _ended(tx, body, self._tables.shards.stack)
                 if error is not None and (repeat := await self._repeat(marks)) is not None:
                     return repeat  # the error may come of that: it was done before

@@ -1,8 +1,12 @@
 """Goal: who loses a race knows by the answer what came first: it reads nothing before the next try."""
 
+from pathlib import Path
+
 import pytest
 
 import aiopersist as ap
+from aiopersist.errors import Indeterminate
+from aiopersist.storage.sqlite.consensus import SqliteConsensus
 from tests.conftest import StoreUrls
 
 TELLING = ("mem", "sqlite", "postgres")  # of an object store the answer tells no more than that it is lost
@@ -34,3 +38,19 @@ async def test_a_lost_race_costs_one_request(location: StoreUrls, tables: int) -
         sent = {name: count for name, count in sent.items() if count}
         assert sum(count for name, count in sent.items() if "compare" in name) == 1, sent
         assert sent.get("consensus.head", 0) == 0, sent
+
+
+async def test_newer_tells_of_no_earlier_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a commit whose answer is lost takes no head for the newest that an earlier one lost to."""
+    consensus = SqliteConsensus(tmp_path / "state.db")
+    assert await consensus.compare_and_set("k", None, b"0")
+    assert not await consensus.compare_and_set("k", None, b"lost")
+
+    async def lost(work: object) -> None:
+        raise Indeterminate("the answer is lost")
+
+    monkeypatch.setattr(consensus._file, "write", lost)
+    with pytest.raises(Indeterminate):
+        await consensus.compare_and_set("k", 0, b"1")
+    assert consensus.newer("k") is None
+    await consensus.aclose()

@@ -389,19 +389,3 @@ async def test_hints_between_processes(tmp_path: Path, crash: bool) -> None:
     assert connection.execute("SELECT count(*) FROM listeners").fetchone() == (0,)
     connection.close()
     await consensus.aclose()
-
-
-async def test_newer_tells_of_no_earlier_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: a commit whose answer is lost takes no head for the newest that an earlier one lost to."""
-    consensus = SqliteConsensus(tmp_path / "state.db")
-    assert await consensus.compare_and_set("k", None, b"0")
-    assert not await consensus.compare_and_set("k", None, b"lost")
-
-    async def lost(work: object) -> None:
-        raise Indeterminate("the answer is lost")
-
-    monkeypatch.setattr(consensus._file, "write", lost)
-    with pytest.raises(Indeterminate):
-        await consensus.compare_and_set("k", 0, b"1")
-    assert consensus.newer("k") is None
-    await consensus.aclose()

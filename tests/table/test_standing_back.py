@@ -145,3 +145,18 @@ async def test_a_transaction_that_takes_long_asks_others_to_stand_back(
     await in_time(changed.wait())
     is_done = True
     await in_time(changing)
+
+
+async def test_who_stands_back_at_one_shard_needs_no_longer_at_another(
+    quiet_mem: ap.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a slot is as long as a try takes: not as what was waited for others, which would make the next
+    slot longer, and what they wait, too."""
+    tables = [quiet_mem.table(name, key=str, val=int) for name in "ab"]
+    first, second = [(await opened(table)).shard.register for table in tables]
+    stack, waits = first.stack, {first.key: 0.2}
+    monkeypatch.setattr(stack.consensus, "stand_back_s", lambda key, who, waited_s: waits.get(key, 0.0))
+    await courtesy.lost({second: 0})
+    assert await courtesy.stand_back([first, second]) == 0.2
+    await courtesy.lost({second: 1})
+    assert 0 < second.losses.slot_s < 0.1
