@@ -30,6 +30,13 @@ from aiopersist.shard.register import Register
 from aiopersist.storage.wishes import slot_after
 
 
+def begin(registers: Collection[Register]) -> None:
+    """A try for all of these begins: what came before is no part of what it needs."""
+    for register in registers:
+        now = register.stack.runtime.monotonic()
+        register.losses.tried_at = register.refusals.tried_at = now
+
+
 async def lost(races: Mapping[Register, int | None]) -> None:
     """Other clients were first at one of these shards, after the version on which a commit was planned. If
     that happens again and again, ask them for a slot in all of them."""

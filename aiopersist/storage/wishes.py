@@ -63,15 +63,17 @@ class HeardWishes:
 class Losses:
     """The races for one thing that one client has lost since it last won one, and its wish."""
 
-    __slots__ = ("in_a_row", "losing_since", "lost_at", "needs_s", "planned", "slot_until")
+    __slots__ = ("in_a_row", "losing_since", "lost_at", "needs_s", "planned", "slot_until", "tried_at")
 
     def __init__(self) -> None:
         self.in_a_row = 0
         self.losing_since = self.lost_at = 0.0
         self.planned = -1
         """The version that was known when the last loser was planned."""
+        self.tried_at = 0.0
+        """When the last try began, where that is known: it may have come long after a loss."""
         self.needs_s = 0.0
-        """From one loss to the next, at most."""
+        """Of a try, or from one loss to the next, at most."""
         self.slot_until = 0.0
         """When its wish is over; 0 if it has none."""
 
@@ -84,7 +86,7 @@ class Losses:
         if not self.in_a_row or now - self.lost_at > MOST_S:  # another story
             self.in_a_row, self.needs_s, self.losing_since = 0, 0.0, now
         else:
-            self.needs_s = max(self.needs_s, now - self.lost_at)
+            self.needs_s = max(self.needs_s, now - max(self.lost_at, self.tried_at))
         self.in_a_row, self.planned, self.lost_at = self.in_a_row + 1, version, now
         return True
 

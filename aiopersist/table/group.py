@@ -212,9 +212,11 @@ class TableCommits:
                 if not self._together and len({frozenset(w.shards) for w in group}) > 1:
                     raise Unsupported("the store writes one shard at a time")
                 check_distinct(members)
-            if waited_s := await courtesy.stand_back([member.register for member in members]):
+            registers = [member.register for member in members]
+            if waited_s := await courtesy.stand_back(registers):
                 self.stood_back_s += waited_s
                 await run_bounded(LOOKS_AT_ONCE, [member.look for member in members])
+            courtesy.begin(registers)
             for member in members:
                 await member.catch_up()
             now = await self._stack.clock.now()

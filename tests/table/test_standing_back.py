@@ -160,3 +160,14 @@ async def test_who_stands_back_at_one_shard_needs_no_longer_at_another(
     assert await courtesy.stand_back([first, second]) == 0.2
     await courtesy.lost({second: 1})
     assert 0 < second.losses.slot_s < 0.1
+
+
+async def test_what_was_lost_long_ago_makes_no_slot_longer(quiet_mem: ap.Client) -> None:
+    """Goal: a try that began after the last loss needs no longer than itself: ids of `once=` lie in many
+    shards, each of which is seldom written."""
+    shard = (await opened(quiet_mem.table("t", key=str, val=int))).shard
+    await courtesy.lost({shard.register: 0})
+    await asyncio.sleep(0.2)
+    courtesy.begin([shard.register])
+    await courtesy.lost({shard.register: 1})
+    assert 0 < shard.register.losses.slot_s < 0.1
