@@ -7,8 +7,8 @@ consensus store, beside the versions, and the others hear of it in the answer to
 costs no request while nobody wishes anything.
 
 1. Who has lost two races in a row leaves a wish after each further loss (`lost`). It asks for a *slot*:
-   as long as the loser needs from one loss to the next, and a margin, after the slots of those that have
-   waited for longer.
+   as long as a try of the loser takes, and a margin, after the slots of those that have waited for longer.
+   A try is from one loss to the next, without what was waited for others, and not from before it began.
 2. Who hears of wishes *stands back* until their slots are over, before its next commit to the shard
    (`stand_back`). Who wishes itself stands back for those that have waited for longer.
 3. Who has won goes on until its slot is over; then it stands back as others do.
