@@ -139,7 +139,7 @@ async def _write(attempts: Sequence[Attempt], *, apart: bool = True) -> bool:
     finally:
         if not ours:
             for attempt in attempts:
-                stack.follower.unmet(attempt.register, attempt.seqno)
+                stack.follower.unmet(attempt.register)
     _clear(attempts)
     if ours:
         for attempt in attempts:

@@ -122,16 +122,10 @@ class Follower:
         if self._watch is not None and len(self._by_key.get(followed.key, ())) == 1:
             self._watch.expect(followed.key, seqno)
 
-    def unmet(self, followed: Followed, seqno: int) -> None:
-        """That commit did not win, or nobody knows yet: look, also when its hint comes; unless the version is
-        known by the next turn of the loop, as the answer to a commit that lost has it."""
+    def unmet(self, followed: Followed) -> None:
+        """That commit did not win, or nobody knows yet: look, also when its hint comes."""
         self.expect(followed, -1)
-        asyncio.get_running_loop().call_soon(self._look_for, followed, seqno)
-
-    def _look_for(self, followed: Followed, seqno: int) -> None:
-        known = followed.seqno
-        if known is None or known < seqno:
-            self._hinted({followed.key})
+        self._hinted({followed.key})
 
     async def look(self, several: Collection[Followed]) -> dict[str, Exception]:
         """Bring the states up to date, by one request and the new versions; returns the errors by key."""
