@@ -70,7 +70,17 @@ class TestSqlite(StashConformance):
         await check_rows(stash, rows)
 
 
-class TestPostgres(StashConformance):
+class OnPostgres(StashConformance):
+    async def test_consolidation_is_physical(
+        self, stash: Stash, postgres_server: PostgresServer, postgres_schema: str
+    ) -> None:
+        async def rows() -> int:
+            return int(await fetchval(postgres_server, f"SELECT count(*) FROM {postgres_schema}.data"))
+
+        await check_rows(stash, rows)
+
+
+class TestPostgres(OnPostgres):
     @pytest.fixture
     def url(self, postgres_url: str) -> str:
         return postgres_url
@@ -87,27 +97,11 @@ class TestPostgres(StashConformance):
             await ap.stash.open(url, savepoint=True)
         assert await fetchval(postgres_server, f"SELECT to_regnamespace('{postgres_schema}')") is None
 
-    async def test_consolidation_is_physical(
-        self, stash: Stash, postgres_server: PostgresServer, postgres_schema: str
-    ) -> None:
-        async def rows() -> int:
-            return int(await fetchval(postgres_server, f"SELECT count(*) FROM {postgres_schema}.data"))
 
-        await check_rows(stash, rows)
-
-
-class TestPgbouncer(StashConformance):
+class TestPgbouncer(OnPostgres):
     @pytest.fixture
     def url(self, bouncer: PostgresServer, postgres_schema: str) -> str:
         return bouncer.url(postgres_schema)
-
-    async def test_consolidation_is_physical(
-        self, stash: Stash, postgres_server: PostgresServer, postgres_schema: str
-    ) -> None:
-        async def rows() -> int:
-            return int(await fetchval(postgres_server, f"SELECT count(*) FROM {postgres_schema}.data"))
-
-        await check_rows(stash, rows)
 
 
 async def fetchval(server: PostgresServer, query: str) -> Any:
