@@ -24,7 +24,7 @@ decides for all: if it is ours, all are; if it is another's, none is and none ev
 settle its own shard by itself, and all reach the same answer."""
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -79,14 +79,22 @@ async def commit_all(attempts: Sequence[Attempt], *, apart: bool = True) -> list
         if writing:
             metrics.lost_race()
             await courtesy.lost({attempt.register: attempt.expected for attempt in writing})
-        for register in registers:
-            await (register.lost() if writing else register.refresh())
+        await _refresh(await _unknown(registers, writing or ()))
         fresh = True
 
 
-async def _refresh(registers: Sequence[Register]) -> None:
+async def _refresh(registers: Iterable[Register]) -> None:
     for register in registers:
         await register.refresh()
+
+
+async def _unknown(registers: Sequence[Register], lost: Sequence[Attempt]) -> Iterable[Register]:
+    """Those of which a read must tell, after these attempts lost their race. Heads that came with the answer
+    are taken: then it has all that moved of theirs."""
+    heads = [(a.register, a.register.stack.consensus.newer(a.register.key)) for a in lost]
+    if not any([await register.lost(head) for register, head in heads if head is not None]):
+        return registers
+    return [register for register in registers if register not in [a.register for a in lost]]
 
 
 async def _planned(

@@ -98,13 +98,14 @@ class Register:
         await asyncio.shield(task)
         return self.state
 
-    async def lost(self) -> None:
-        """A commit of our own lost its race: take the version that came with the answer, or read it."""
-        sent, head = self.state, self.stack.consensus.newer(self.key)
-        if sent is None or head is None or head.seqno <= sent.seqno:
-            await self.refresh()
-        else:
-            await self.offer(sent, head)
+    async def lost(self, head: Versioned) -> bool:
+        """A commit of our own lost its race: take the version that came with the answer; whether it is
+        newer."""
+        sent = self.state
+        if sent is None or head.seqno <= sent.seqno:
+            return False
+        await self.offer(sent, head)
+        return True
 
     async def _read_after(self, reading: asyncio.Task[None]) -> None:
         await asyncio.wait([reading])

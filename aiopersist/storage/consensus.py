@@ -92,7 +92,8 @@ class Consensus(ABC):
 
     def newer(self, key: str) -> Versioned | None:
         """Return, once, the head to which the last compare-and-set of this handle has lost `key`. No request:
-        it came with the answer. `None` if it is not known: then a read tells. This default knows none."""
+        it came with the answer, which has the heads of all keys that moved, or none. `None`: `key` has not
+        moved, or a read tells. This default knows none."""
         return None
 
     async def wish(self, keys: Sequence[str], who: str, for_s: float, waited_s: float) -> None:

@@ -40,6 +40,27 @@ async def test_a_lost_race_costs_one_request(location: StoreUrls, tables: int) -
         assert sent.get("consensus.head", 0) == 0, sent
 
 
+async def test_shards_that_have_not_moved_are_not_read(location: StoreUrls) -> None:
+    """Goal: a commit to many shards that loses at one of them costs as much as to that one."""
+    if not location.consensus.startswith(TELLING):
+        pytest.skip("the answer of this store does not tell")
+    urls = {"blob": location.blob, "consensus": location.consensus, "maintenance": False}
+    async with ap.open(**urls) as one, ap.open(**urls) as other:
+        schema = ap.Schema(str, int)
+        theirs, *mine = [await other.writer(f"w{number}", schema) for number in range(5)]
+        first = await one.writer("w0", schema)
+        await other.compare_and_append_many([ap.Append(w, [("a", 1, 0, 1)], 0, 1) for w in [theirs, *mine]])
+        await first.compare_and_append([("a", 1, 1, 1)], 1, 2)
+        before = requests(other)
+        with pytest.raises(ap.UpperMismatch):
+            await other.compare_and_append_many(
+                [ap.Append(w, [("b", 1, 1, 1)], 1, 2) for w in [theirs, *mine]]
+            )
+        sent = {name: count - before.get(name, 0) for name, count in requests(other).items()}
+        assert sent.get("consensus.head", 0) == 0, sent
+        assert sum(count for name, count in sent.items() if "compare" in name) == 1, sent
+
+
 async def test_newer_tells_of_no_earlier_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: a commit whose answer is lost takes no head for the newest that an earlier one lost to."""
     consensus = SqliteConsensus(tmp_path / "state.db")
