@@ -146,7 +146,8 @@ class Model:
 
     async def request(self, who: str, op: str, act: Request[T]) -> T:
         self._requests += 1
-        assert self._requests < REQUESTS_MAX, "it asks for ever"
+        if self._requests > REQUESTS_MAX:  # who asks would take an error for one of the store
+            await asyncio.Event().wait()
         if self.free or op in AT_ONCE:
             return await act()
         how = await self._step(who, op)
@@ -177,6 +178,7 @@ class Model:
         try:
             while True:
                 await _until_all_wait()
+                assert self._requests <= REQUESTS_MAX, "they ask for ever"
                 if all(task.done() for task in tasks.values()):
                     break
                 options = self._options(tasks)
@@ -188,9 +190,12 @@ class Model:
             self.free = True
             for waiting in self._waiting:  # statements of cancelled callers never happen
                 waiting.go.cancel()
-            for task in [*tasks.values(), *self._late]:
-                task.cancel()
-            await asyncio.wait([*tasks.values(), *self._late])
+            left: Iterable[asyncio.Task[None]] = [*tasks.values(), *self._late]
+            while left:  # who settles goes on after a cancellation
+                for task in left:
+                    task.cancel()
+                await _until_all_wait()
+                left = [task for task in left if not task.done()]
             await _until_all_wait()
 
     def _options(self, tasks: Mapping[str, asyncio.Task[None]]) -> list[tuple[_Waiting | None, str]]:

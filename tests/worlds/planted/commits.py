@@ -79,11 +79,10 @@ def a_statement_for_each_shard(patch: pytest.MonkeyPatch) -> None:
     """Several shards are written one after the other."""
 
     async def one_by_one(attempts: Any) -> bool:
-        won = [
-            await a.register.stack.consensus.compare_and_set(a.register.key, a.expected, a.data)
-            for a in attempts
-        ]
-        return all(won)
+        for a in attempts:
+            if not await a.register.stack.consensus.compare_and_set(a.register.key, a.expected, a.data):
+                return False
+        return True
 
     patch.setattr(commit, "_sending", one_by_one)
 
