@@ -24,7 +24,7 @@ decides for all: if it is ours, all are; if it is another's, none is and none ev
 settle its own shard by itself, and all reach the same answer."""
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -76,22 +76,25 @@ async def commit_all(attempts: Sequence[Attempt], *, apart: bool = True) -> list
         finally:
             for register in turns:
                 register.release_turn()
-        if writing:
-            metrics.lost_race()
-            await courtesy.lost({attempt.register: attempt.expected for attempt in writing})
-        await _refresh(await _unknown(registers, writing or ()))
+        await _refresh(registers if writing is None else await _unknown(registers, writing))
         fresh = True
 
 
-async def _refresh(registers: Iterable[Register]) -> None:
-    for register in registers:
-        await register.refresh()
+async def _refresh(registers: Sequence[Register]) -> None:
+    """Read their heads, by one request where the store has that."""
+    if len(registers) == 1:
+        await registers[0].refresh()
+    elif errors := await registers[0].stack.follower.look(registers) if registers else {}:
+        raise next(iter(errors.values()))
 
 
-async def _unknown(registers: Sequence[Register], lost: Sequence[Attempt]) -> Iterable[Register]:
+async def _unknown(registers: Sequence[Register], lost: Sequence[Attempt]) -> Sequence[Register]:
     """Those of which a read must tell, after these attempts lost their race. Heads that came with the answer
     are taken: then it has all that moved of theirs."""
+    registers[0].stack.metrics.lost_race()
     heads = [(a.register, a.register.stack.consensus.newer(a.register.key)) for a in lost]
+    if await courtesy.lost({attempt.register: attempt.expected for attempt in lost}):
+        return registers
     if not any([await register.lost(head) for register, head in heads if head is not None]):
         return registers
     return [register for register in registers if register not in [a.register for a in lost]]

@@ -10,7 +10,9 @@ costs no request while nobody wishes anything.
    as long as a try of the loser takes, and a margin, after the slots of those that have waited for longer.
    A try is from one loss to the next, without what was waited for others, and not from before it began.
 2. Who hears of wishes *stands back* until their slots are over, before its next commit to the shard
-   (`stand_back`). Who wishes itself stands back for those that have waited for longer.
+   (`stand_back`), and leaves a wish to be next. So all who have work go in turn, and lose no races: several
+   clients together commit about as much as one. A slot lasts `LEAST_S` at least, since each turn begins
+   with what the others have written.
 3. Who has won goes on until its slot is over; then it stands back as others do.
 4. Who is refused an append, since another one came first, has lost as well (`refused`): it reads, and plans
    the next append, which may take commits of other kinds, and these win. So that is counted by itself, until
@@ -22,12 +24,14 @@ Nothing rests on it: a wish may be lost, its client may be gone, and clients of 
 Who goes on losing, as beside such a client, wishes less often.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from functools import partial
 
 from aiopersist.shard.register import Register
-from aiopersist.storage.wishes import slot_after
+from aiopersist.storage.wishes import MARGIN, MOST_S, slot_after
+
+WISHES_MAX = 2  # of one call: others may have wished at the same moment
+LINGER_S = 1.0  # after the last slot of a client
 
 
 def begin(registers: Collection[Register]) -> None:
@@ -37,14 +41,17 @@ def begin(registers: Collection[Register]) -> None:
         register.losses.tried_at = register.refusals.tried_at = now
 
 
-async def lost(races: Mapping[Register, int | None]) -> None:
+async def lost(races: Mapping[Register, int | None]) -> bool:
     """Other clients were first at one of these shards, after the version on which a commit was planned. If
-    that happens again and again, ask them for a slot in all of them."""
+    that happens again and again, ask them for a slot in all of them. Whether it did: until they have heard
+    of it they go on, so what came with the answer that the race is lost is old by then."""
     now = next(iter(races)).stack.runtime.monotonic()
     counted = [register.losses.lost(planned, now) for register, planned in races.items()]
     slot_s = max(register.losses.slot_s for register in races)
-    if any(counted) and slot_s:
-        await wish(races, slot_s, max(register.losses.waited_s(now) for register in races))
+    if not any(counted) or not slot_s:
+        return False
+    await wish(races, slot_s, max(register.losses.waited_s(now) for register in races))
+    return True
 
 
 def refused(register: Register, expected: object) -> None:
@@ -63,26 +70,39 @@ def refused(register: Register, expected: object) -> None:
 
 async def wish(registers: Collection[Register], slot_s: float, waited_s: float) -> None:
     """Ask other clients to commit nothing to these shards for so long, since this one has lost races for so
-    long. One request, and one for each shard when it is over."""
+    long. One request, and one when all its slots are over."""
     stack = next(iter(registers)).stack
-    ahead_s = max(stack.consensus.stand_back_s(r.key, stack.name, waited_s) for r in registers)
-    for_s = slot_after(ahead_s, slot_s)
-    until = stack.runtime.monotonic() + for_s
-    for register in registers:
-        if not register.losses.slot_until:
-            stack.supervisor.background(_withdrawn(register), "withdraw a wish")
-        register.losses.slot_until = until
-    await _tell(registers, for_s, waited_s)
+    runtime = stack.runtime
+    ahead_s = _ahead_s(registers, waited_s)
+    for _ in range(WISHES_MAX):
+        now, for_s = runtime.monotonic(), slot_after(ahead_s, slot_s)
+        if new := [register for register in registers if not register.losses.slot_until]:
+            stack.supervisor.background(_withdrawn(new), "withdraw wishes")
+        for register in registers:
+            register.losses.wished(now, waited_s, ahead_s, for_s)
+        await _tell(registers, for_s, waited_s)
+        waited_s += runtime.monotonic() - now
+        told_s, ahead_s = ahead_s, _ahead_s(registers, waited_s)
+        if ahead_s <= told_s:
+            return
 
 
-async def _withdrawn(register: Register) -> None:
-    """Once its slot is over: some stores would show it until the versions are truncated."""
-    losses, runtime = register.losses, register.stack.runtime
+def _ahead_s(registers: Iterable[Register], waited_s: float) -> float:
+    """For how long those have slots that have waited for longer."""
+    found = [r.stack.consensus.stand_back_s(r.key, r.stack.name, waited_s) for r in registers]
+    return min(max(found), MOST_S)
+
+
+async def _withdrawn(registers: Collection[Register]) -> None:
+    """Once their slots are over: some stores would show it until the versions are truncated."""
+    stack = next(iter(registers)).stack
+    runtime = stack.runtime
     await runtime.sleep(0)
-    while (left_s := losses.slot_until - runtime.monotonic()) > 0:
+    while (left_s := max(r.losses.slot_until for r in registers) + LINGER_S - runtime.monotonic()) > 0:
         await runtime.sleep(left_s)
-    losses.slot_until = 0.0
-    await _tell([register], 0.0, 0.0)
+    for register in registers:
+        register.losses.slot_until = 0.0
+    await _tell(registers, 0.0, 0.0)
 
 
 async def _tell(registers: Collection[Register], for_s: float, waited_s: float) -> None:
@@ -92,18 +112,22 @@ async def _tell(registers: Collection[Register], for_s: float, waited_s: float) 
 
 
 async def stand_back(registers: Collection[Register]) -> float:
-    """Let those commit first who wish it; for how long that took. No request."""
-    waited_s = 0.0
-    for register in registers:
-        stack, losses = register.stack, register.losses
-        if not stack.consensus.stand_back_s(register.key, stack.name, 0.0):  # nobody wishes anything
-            continue
-        others = partial(stack.consensus.stand_back_s, register.key, stack.name)
-        now = stack.runtime.monotonic()
-        if wait_s := losses.wait_s(others, now, register.refusals.waited_s(now)):
-            waited_s += wait_s
-            await stack.runtime.sleep(wait_s)
-    for register in registers if waited_s else ():  # all of them have waited
-        register.losses.waited(waited_s)
-        register.refusals.waited(waited_s)
-    return waited_s
+    """Let those commit first who wish it; for how long that took. No request while nobody wishes anything;
+    else one for a place behind them."""
+    if not _ahead_s(registers, 0.0):
+        return 0.0
+    runtime = next(iter(registers)).stack.runtime
+    began = runtime.monotonic()
+    waited_s = max([max(r.losses.waited_s(began), r.refusals.waited_s(began)) for r in registers])
+    ahead_s = _ahead_s(registers, waited_s)
+    if not ahead_s or all(register.losses.has_turn(began) for register in registers):
+        return 0.0
+    if min([register.losses.slot_until for register in registers]) <= began + ahead_s:
+        await wish(registers, MARGIN * max([register.losses.needs_s for register in registers]), waited_s)
+        ahead_s = _ahead_s(registers, waited_s + runtime.monotonic() - began)
+    await runtime.sleep(ahead_s)
+    stood_s = runtime.monotonic() - began
+    for register in registers:  # all of them have waited
+        register.losses.waited(stood_s)
+        register.refusals.waited(stood_s)
+    return stood_s

@@ -2,7 +2,8 @@
 
 One `Watch` watches all shards that are *followed*. The follower looks at the state of a shard
 
-- when a hint comes: at once; a single shard by a read of its head, several by one request for all;
+- when a hint comes: at once, or once something waits for news; a single shard by a read of its head, several
+  by one request for all;
 - when no hint has come for `watch_timeout_s`, since hints may be lost: many shards by one request.
 
 A shard is watched anew before each look, so no version slips in between. A hint that comes during a look at
@@ -115,6 +116,8 @@ class Follower:
             entry = self._entries[followed] = _Awaited(followed, self._runtime.delays(), now)
             self._by_key[followed.key].add(entry)
             self._ask(entry)
+        elif self._entries[followed].is_hinted:
+            self._ask(self._entries[followed])
 
     def expect(self, followed: Followed, seqno: int) -> None:
         """A commit of this client to that version is under way. If it wins, its own hint is left out: who has
@@ -187,7 +190,8 @@ class Follower:
         for key in sorted(keys & self._by_key.keys()):  # one order in all runs
             for entry in self._by_key[key]:
                 entry.is_hinted = True
-                self._ask(entry)
+                if entry.followed.wanted:
+                    self._ask(entry)
 
     async def _rounds(self) -> None:
         while self._entries:

@@ -16,6 +16,8 @@ from aiopersist.supervisor import Supervisor
 
 T = TypeVar("T")
 
+GATHER_TURNS = 4  # of the loop: a call may take some from an answer to the next call
+
 
 class GroupQueue(Generic[T]):
     """See the header. `carry_out` takes a group and carries it out. `False`: none was ready, so the leader
@@ -25,6 +27,7 @@ class GroupQueue(Generic[T]):
         self, supervisor: Supervisor, name: str, carry_out: Callable[[], Awaitable[bool | None]]
     ) -> None:
         self._supervisor = supervisor
+        self._runtime = supervisor.failures.runtime
         self._name = name
         self._carry_out = carry_out
         self._leader: asyncio.Task[None] | None = None
@@ -43,7 +46,18 @@ class GroupQueue(Generic[T]):
 
     async def _lead(self) -> None:
         while self.waiting and await self._carry_out() is not False:
-            pass
+            await self._gathered()
+
+    async def _gathered(self) -> None:
+        """Where calls wait, those come, too, that go on with the answers of the last group. Else the few that
+        missed it would go by themselves, the others after them, and so for ever."""
+        for _ in range(GATHER_TURNS):
+            waiting = len(self.waiting)
+            if not waiting:
+                return
+            await self._runtime.sleep(0)
+            if len(self.waiting) <= waiting:
+                return
 
     def take(self, most: int | None = None) -> list[T]:
         """The first ones, `most` at most: they wait no longer."""

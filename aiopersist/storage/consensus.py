@@ -102,7 +102,8 @@ class Consensus(ABC):
         withdraws that.
 
         A store keeps wishes beside the versions, for as long as they last, and shows those of a key in the
-        answer to each compare-and-set of it: `stand_back_s` tells, without a request. They decide nothing:
+        answer to each compare-and-set of it, and to a wish for it where that costs no further request:
+        `stand_back_s` tells, without a request. They decide nothing:
         they may be lost, and no compare-and-set fails because of one. This default keeps none: then a client
         that is far from the store may wait for as long as one that is near has work."""
         return

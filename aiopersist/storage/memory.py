@@ -152,7 +152,7 @@ class MemoryConsensus(Consensus):
         for entry in entries if self._newer else ():
             self._newer.pop(entry.key, None)
         with self._shared.lock:
-            self._heard.hear([entry.key for entry in entries], self._wished(entries))
+            self._heard.hear([entry.key for entry in entries], self._wished([entry.key for entry in entries]))
             if lost := [entry.key for entry in entries if self._expected(entry.key) != entry.expected]:
                 for key in lost:
                     if (log := self._shared.logs.get(key)) is not None:
@@ -169,6 +169,7 @@ class MemoryConsensus(Consensus):
         with self._shared.lock:
             for key in keys:
                 self._shared.wishes.setdefault(key, {})[who] = now + for_s, now - waited_s
+            self._heard.hear(keys, self._wished(keys))
 
     def stand_back_s(self, key: str, who: str, waited_s: float) -> float:
         return self._heard.stand_back_s(key, who, waited_s)
@@ -234,10 +235,10 @@ class MemoryConsensus(Consensus):
         self._closed = True
         self._shared.waiters.wake_all()
 
-    def _wished(self, entries: Sequence[Entry]) -> list[Wish]:
-        """The wishes for their keys; those that are over are dropped."""
+    def _wished(self, keys: Sequence[str]) -> list[Wish]:
+        """The wishes for these keys; those that are over are dropped."""
         found: list[Wish] = []
-        for key in [entry.key for entry in entries if entry.key in self._shared.wishes]:
+        for key in [key for key in keys if key in self._shared.wishes]:
             now, wishes = self._runtime.monotonic(), self._shared.wishes.pop(key)
             if left := {who: wish for who, wish in wishes.items() if wish[0] > now}:
                 self._shared.wishes[key] = left

@@ -10,7 +10,7 @@ WISHES_AFTER = 2
 SELDOM = 8  # losses; from then on one of so many
 MARGIN = 1.5  # of a slot: a try does not always take the same time
 MOST_S = 5.0  # of a slot, and of a wait: whoever left the wish may be gone
-LEAST_S = 0.005
+LEAST_S = 0.02  # of a slot: a turn begins with what the others have written, which takes some ms
 WISH_MAX_S = 3600.0  # none lasts so long: a clock was set
 
 
@@ -63,7 +63,17 @@ class HeardWishes:
 class Losses:
     """The races for one thing that one client has lost since it last won one, and its wish."""
 
-    __slots__ = ("in_a_row", "losing_since", "lost_at", "needs_s", "planned", "slot_until", "tried_at")
+    __slots__ = (
+        "in_a_row",
+        "losing_since",
+        "lost_at",
+        "needs_s",
+        "planned",
+        "slot_from",
+        "slot_until",
+        "tried_at",
+        "wished_since",
+    )
 
     def __init__(self) -> None:
         self.in_a_row = 0
@@ -74,8 +84,8 @@ class Losses:
         """When the last try began, where that is known: it may have come long after a loss."""
         self.needs_s = 0.0
         """Of a try, or from one loss to the next, at most."""
-        self.slot_until = 0.0
-        """When its wish is over; 0 if it has none."""
+        self.wished_since = self.slot_from = self.slot_until = 0.0
+        """Since when it waits, by its wish, and the slot that this asks for; 0 if it has none."""
 
     def lost(self, planned: int | None, now: float) -> bool:
         """Another client was first. It counts once for each version on which a commit was planned: whether it
@@ -91,8 +101,18 @@ class Losses:
         return True
 
     def waited_s(self, now: float) -> float:
-        """For how long it has lost races."""
-        return now - self.losing_since if self.in_a_row else 0.0
+        """For how long it has lost races, or has waited for its slot."""
+        since = self.losing_since if self.in_a_row else now
+        return now - (min(since, self.wished_since) if now < self.slot_until else since)
+
+    def wished(self, now: float, waited_s: float, from_s: float, for_s: float) -> None:
+        """It has a slot, as far as the others hear of its wish."""
+        self.wished_since = now - waited_s
+        self.slot_from, self.slot_until = now + from_s, max(self.slot_until, now + for_s)
+
+    def has_turn(self, now: float) -> bool:
+        """Whether it wins races in its slot."""
+        return not self.in_a_row and self.slot_from <= now < self.slot_until
 
     @property
     def slot_s(self) -> float:

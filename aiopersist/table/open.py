@@ -27,6 +27,7 @@ from aiopersist.table.view import View
 from aiopersist.write.session import Session
 from aiopersist.write.staged import StagingContext
 
+FOLLOW_EVERY_S = 0.02  # views take the commits of others together: one by one they cost as much as our own
 PASSED_S = 0.001  # until the clock of the store is beyond a moment
 PARQUET, POLARS = "pyarrow.parquet", "polars"
 FILTERS = ("pyarrow.acero",)  # imported by the first condition on a table
@@ -102,7 +103,8 @@ class OpenTable(Resource):
         return self._member
 
     async def _follow(self) -> None:
-        """Keep the view near the newest state, for gets that look at no head."""
+        """Keep the view near the newest state, for gets that look at no head: the first commit of others at
+        once, and those that follow it within `FOLLOW_EVERY_S` together."""
         register, own = self.shard.register, None if self._writing is None else self._writing.slot
         backoff = Backoff(self.shard.stack.supervisor.failures, f"following {self.shard.label}")
         while True:
@@ -110,6 +112,7 @@ class OpenTable(Resource):
                 await register.wait(lambda state: True if self.view.is_behind else None, own=own)
                 await self.view.catch_up()
                 backoff.succeeded()
+                await self.shard.stack.runtime.sleep(FOLLOW_EVERY_S)
             except ShardFinalized:
                 return
             except Exception as error:

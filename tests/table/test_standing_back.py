@@ -157,7 +157,7 @@ async def test_who_stands_back_at_one_shard_needs_no_longer_at_another(
     stack, waits = first.stack, {first.key: 0.2}
     monkeypatch.setattr(stack.consensus, "stand_back_s", lambda key, who, waited_s: waits.get(key, 0.0))
     await courtesy.lost({second: 0})
-    assert await courtesy.stand_back([first, second]) == 0.2
+    assert await courtesy.stand_back([first, second]) >= 0.2
     await courtesy.lost({second: 1})
     assert 0 < second.losses.slot_s < 0.1
 

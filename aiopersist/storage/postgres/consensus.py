@@ -153,11 +153,13 @@ class PostgresConsensus(Consensus):
 
     async def wish(self, keys: Sequence[str], who: str, for_s: float, waited_s: float) -> None:
         slot = -1 - int.from_bytes(hashlib.sha256(who.encode()).digest()[:7], "big")
-        arguments: list[object] = [list(keys), slot]
-        if for_s > 0:
-            arguments += [who, for_s, waited_s]
-        statement = self._sql["wish" if for_s > 0 else "withdraw"]
-        await self._pool.write(lambda connection: connection.execute(statement, *arguments))
+        if for_s <= 0:
+            await self._pool.write(lambda c: c.execute(self._sql["withdraw"], list(keys), slot))
+            return
+        given = list(keys), slot, who, for_s, waited_s
+        row = await self._pool.write(lambda connection: connection.fetchrow(self._sql["wish"], *given))
+        assert row is not None  # the statement gives one row
+        self._answered(keys, row)
 
     def stand_back_s(self, key: str, who: str, waited_s: float) -> float:
         return self._heard.stand_back_s(key, who, waited_s)
@@ -257,7 +259,7 @@ class PostgresConsensus(Consensus):
         return self._newer.pop(key, None)
 
     def _answered(self, keys: Sequence[str], row: "asyncpg.Record") -> None:
-        """An answer to a compare-and-set of these keys came."""
+        """An answer to a compare-and-set of these keys came, or to a wish for them."""
         now: float = row["clock"]
         self._set_clock(now)
         told = [wish.split(" ", 3) for wish in row["wishes"] or ()]

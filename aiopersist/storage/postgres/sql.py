@@ -99,12 +99,15 @@ _TEXTS = {
         SELECT (SELECT seqno FROM head) AS head,
             (SELECT count(*) FROM dropped WHERE seqno >= 0) AS dropped""",
     "wish": """
-        INSERT INTO {log} (key, seqno, data)
-        SELECT key, $2, convert_to(
-            ({clock} + $4::float8)::text || ' ' || ({clock} - $5::float8)::text || ' ' || $3::text, 'UTF8'
+        WITH wished AS (
+            INSERT INTO {log} (key, seqno, data)
+            SELECT key, $2, convert_to(
+                ({clock} + $4::float8)::text || ' ' || ({clock} - $5::float8)::text || ' ' || $3::text, 'UTF8'
+            )
+            FROM {heads} WHERE key = ANY ($1::text[]) ORDER BY key
+            ON CONFLICT (key, seqno) DO UPDATE SET data = excluded.data
         )
-        FROM {heads} WHERE key = ANY ($1::text[]) ORDER BY key
-        ON CONFLICT (key, seqno) DO UPDATE SET data = excluded.data""",
+        SELECT {wishes_of_all}, {clock} AS clock""",
     "withdraw": """
         DELETE FROM {log} WHERE key = ANY ($1::text[]) AND seqno = $2""",
     "remove": """

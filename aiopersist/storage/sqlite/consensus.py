@@ -77,7 +77,12 @@ class SqliteConsensus(SqliteReads):
 
     async def wish(self, keys: Sequence[str], who: str, for_s: float, waited_s: float) -> None:
         now, wishes = self._runtime.wall(), [Wish(key, who, for_s, waited_s) for key in keys]
-        await self._file.write(lambda transaction: sql.wish(transaction.connection, wishes, now))
+
+        def leave(transaction: _Moves) -> None:
+            sql.wish(transaction.connection, wishes, now)
+            self._heard.hear(keys, sql.wishes(transaction.connection, now))
+
+        await self._file.write(leave)
 
     def stand_back_s(self, key: str, who: str, waited_s: float) -> float:
         return self._heard.stand_back_s(key, who, waited_s)
