@@ -92,12 +92,14 @@ async def _unknown(registers: Sequence[Register], lost: Sequence[Attempt]) -> Se
     """Those of which a read must tell, after these attempts lost their race. Heads that came with the answer
     are taken: then it has all that moved of theirs."""
     registers[0].stack.metrics.lost_race()
-    heads = [(a.register, a.register.stack.consensus.newer(a.register.key)) for a in lost]
-    if await courtesy.lost({attempt.register: attempt.expected for attempt in lost}):
+    races = {attempt.register: attempt.expected for attempt in lost}
+    heads = {register: register.stack.consensus.newer(register.key) for register in races}
+    moved = {register: head for register, head in heads.items() if head is not None}
+    if await courtesy.lost({register: races[register] for register in moved or races}):
         return registers
-    if not any([await register.lost(head) for register, head in heads if head is not None]):
+    if not any([await register.lost(head) for register, head in moved.items()]):
         return registers
-    return [register for register in registers if register not in [a.register for a in lost]]
+    return [register for register in registers if register not in races]
 
 
 async def _planned(

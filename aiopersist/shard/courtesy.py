@@ -43,14 +43,14 @@ def begin(registers: Collection[Register]) -> None:
 
 async def lost(races: Mapping[Register, int | None]) -> bool:
     """Other clients were first at one of these shards, after the version on which a commit was planned. If
-    that happens again and again, ask them for a slot in all of them. Whether it did: until they have heard
+    that happens again and again at some of them, ask them for a slot there. Whether it did: until they have heard
     of it they go on, so what came with the answer that the race is lost is old by then."""
     now = next(iter(races)).stack.runtime.monotonic()
     counted = [register.losses.lost(planned, now) for register, planned in races.items()]
-    slot_s = max(register.losses.slot_s for register in races)
-    if not any(counted) or not slot_s:
+    slots = {register: slot_s for register in races if (slot_s := register.losses.slot_s)}
+    if not any(counted) or not slots:
         return False
-    await wish(races, slot_s, max(register.losses.waited_s(now) for register in races))
+    await wish(slots, max(slots.values()), max(register.losses.waited_s(now) for register in slots))
     return True
 
 
@@ -114,17 +114,18 @@ async def _tell(registers: Collection[Register], for_s: float, waited_s: float) 
 async def stand_back(registers: Collection[Register]) -> float:
     """Let those commit first who wish it; for how long that took. No request while nobody wishes anything;
     else one for a place behind them."""
-    if not _ahead_s(registers, 0.0):
+    wished = [register for register in registers if _ahead_s([register], 0.0)]
+    if not wished:
         return 0.0
-    runtime = next(iter(registers)).stack.runtime
+    runtime = wished[0].stack.runtime
     began = runtime.monotonic()
-    waited_s = max([max(r.losses.waited_s(began), r.refusals.waited_s(began)) for r in registers])
-    ahead_s = _ahead_s(registers, waited_s)
-    if not ahead_s or all(register.losses.has_turn(began) for register in registers):
+    waited_s = max([max(r.losses.waited_s(began), r.refusals.waited_s(began)) for r in wished])
+    ahead_s = _ahead_s(wished, waited_s)
+    if not ahead_s or all(register.losses.has_turn(began) for register in wished):
         return 0.0
-    if min([register.losses.slot_until for register in registers]) <= began + ahead_s:
-        await wish(registers, MARGIN * max([register.losses.needs_s for register in registers]), waited_s)
-        ahead_s = _ahead_s(registers, waited_s + runtime.monotonic() - began)
+    if min([register.losses.slot_until for register in wished]) <= began + ahead_s:
+        await wish(wished, MARGIN * max([register.losses.needs_s for register in wished]), waited_s)
+        ahead_s = _ahead_s(wished, waited_s + runtime.monotonic() - began)
     await runtime.sleep(ahead_s)
     stood_s = runtime.monotonic() - began
     for register in registers:  # all of them have waited

@@ -43,10 +43,13 @@ class HeardWishes:
         if not wishes and not self._heard:
             return
         now = self._runtime.monotonic()
+        lasting: dict[str, list[_Heard]] = {}
+        for key, who, left_s, waited_s in wishes:
+            if 0 < left_s < WISH_MAX_S:
+                lasting.setdefault(key, []).append(_Heard(who, now - waited_s, now + left_s))
         for key in keys:
-            lasting = [w for w in wishes if w.key == key and 0 < w.left_s < WISH_MAX_S]
-            if lasting:
-                self._heard[key] = [_Heard(w.who, now - w.waited_s, now + w.left_s) for w in lasting]
+            if key in lasting:
+                self._heard[key] = lasting[key]
             else:
                 self._heard.pop(key, None)
 
