@@ -338,6 +338,38 @@ def test_each_of_several_comes_through(round_trips_s: list[float]) -> None:
     assert max(longest.values()) <= bound * max(round_trips_s)
 
 
+def _lost(client: ap.Client) -> int:
+    return client.metrics().mismatches
+
+
+@pytest.mark.parametrize("clients", [2, 4])
+def test_who_is_busy_goes_in_turn(clients: int) -> None:
+    """Goal: clients that are as near and never pause take turns. They lose few races, so together they commit
+    about as much as one, and each about as much as the others."""
+    done, lost = [0] * clients, 0
+
+    async def play(world: World) -> None:
+        nonlocal lost
+        async with AsyncExitStack() as stack:
+            busy = [await stack.enter_async_context(client_at(world, NEAR_S)) for _ in done]
+            for client in busy:
+                await table(client).put("k", 0)
+            before, ends = [_lost(client) for client in busy], world.now_s + SECONDS
+
+            async def puts(i: int) -> None:
+                while world.now_s < ends:
+                    await table(busy[i]).put("k", done[i])
+                    done[i] += 1
+
+            await asyncio.gather(*map(puts, range(clients)))
+            lost = sum(_lost(client) for client in busy) - sum(before)
+
+    simulate(play, 1, CALM)
+    assert sum(done) > 0.6 * SECONDS / NEAR_S
+    assert lost < 0.03 * sum(done)
+    assert min(done) > 0.5 * max(done)
+
+
 def test_who_meets_nobody_is_asked_for_no_request_and_no_pause() -> None:
     asked: list[str] = []
 

@@ -76,6 +76,18 @@ class WishesConformance:
         assert 0 < one.stand_back_s("k", "farther", 150.0) <= LONG_S
         assert one.stand_back_s("k", "far", 250.0) == 0
 
+    async def test_who_wishes_stands_behind_those_that_wished_before(self, handles: Handles) -> None:
+        one, two = handles
+        _skip_without_wishes(one)
+        await grow(one, "k", 1)
+        await two.wish(["k"], "far", LONG_S, 100.0)
+        await one.wish(["k"], "near", 2 * LONG_S, 0.0)
+        told = one.stand_back_s("k", "near", 50.0)
+        assert told == 0 or 0 < told <= LONG_S, "a store need not tell it before a compare-and-set"
+        assert await one.compare_and_set("k", 0, b"1")
+        assert 0 < one.stand_back_s("k", "near", 50.0) <= LONG_S
+        assert one.stand_back_s("k", "far", 150.0) == 0
+
     async def test_a_wish_for_several_keys_is_shown_by_a_compare_and_set_of_several(
         self, handles: Handles
     ) -> None:
