@@ -42,8 +42,8 @@ def begin(registers: Collection[Register]) -> None:
 
 
 async def lost(races: Mapping[Register, int | None]) -> bool:
-    """Other clients were first at one of these shards, after the version on which a commit was planned. If
-    that happens again and again at some of them, ask them for a slot there. Whether it did: until they have heard
+    """Other clients were first at these shards, after the version on which a commit was planned. If that
+    happens again and again at some of them, ask them for a slot there. Whether it did: until they have heard
     of it they go on, so what came with the answer that the race is lost is old by then."""
     now = next(iter(races)).stack.runtime.monotonic()
     counted = [register.losses.lost(planned, now) for register, planned in races.items()]
