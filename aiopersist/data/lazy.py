@@ -99,6 +99,7 @@ def import_polars() -> None:
 
 
 if TYPE_CHECKING:
+    import numpy as np
     import polars as pl
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
     import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
     import pyarrow.ipc as ipc  # type: ignore[import-untyped]
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 else:
+    np = _Module("numpy")
     pa = _Module("pyarrow")
     pc = _Module("pyarrow.compute")
     ds = _Module("pyarrow.dataset")
@@ -126,6 +128,7 @@ __all__ = [
     "import_polars",
     "ipc",
     "is_warm",
+    "np",
     "polars_works",
     "pa",
     "pc",

@@ -91,7 +91,6 @@ class Game:
 
     async def play(self, patch: Callable[[Any, str, Any], None]) -> None:
         patch(consolidate, "SMALL_ROWS", self.rng.choice([0, 3, 24]))
-        patch(consolidate, "MEDIUM_ROWS", self.rng.choice([0, 10, 8192]))
         async with ap.open("mem://", settings=self.settings, maintenance=False) as client:
             self.client = client
             for shard in self.shards:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiopersist.data.types.schema import Schema
-from aiopersist.data.updates import consolidate, sizes, times
+from aiopersist.data.updates import codes, consolidate, sizes, times
 from aiopersist.data.updates.convert import to_table
 from aiopersist.data.updates.merge import Merge
 from aiopersist.data.updates.order import row_keys
@@ -21,21 +21,15 @@ from aiopersist.frontier import Antichain
 from tests.data import data_oracle as oracle
 from tests.data.data_oracle import cases, schema_of
 
-WAYS = ("small", "medium", "large")
+WAYS = ("tuples", "codes", "ranks")
 
 
 def with_way(way: str, call: Any) -> Any:
-    """Runs `call` with every table that has rows taken as small, as medium or as large."""
-    before = consolidate.SMALL_ROWS, consolidate.MEDIUM_ROWS
-    consolidate.SMALL_ROWS, consolidate.MEDIUM_ROWS = {
-        "small": (10**9, 0),
-        "medium": (0, 10**9),
-        "large": (-1, -1),
-    }[way]
-    try:
+    """Runs `call` with every table sorted as tuples, by codes, or by codes of which texts have one each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(consolidate, "SMALL_ROWS", 10**9 if way == "tuples" else 0)
+        patch.setattr(codes, "TEXT_CODES", 1 if way == "ranks" else codes.TEXT_CODES)
         return call()
-    finally:
-        consolidate.SMALL_ROWS, consolidate.MEDIUM_ROWS = before
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -2,45 +2,41 @@
 and UTF-8, numbers by value, false before true, nulls first, NaN last; structs field by field, an
 absent struct first; lists element by element, a prefix first.
 
-The order is implemented twice, and tests compare the two. Large tables are *flattened* for polars: structs
-become their validity and their fields, product times their components (sorting structs is four times
-slower); lists stay, since polars sorts them in this order. Single rows become *row keys*, Python tuples
-that compare in the same order: for tiny tables, for bisection in sorted tables, and to decide whether a
-part continues a run.
+The order is implemented twice, and tests compare the two. Tables are *flattened*: structs become their
+validity and their fields, product times their components, and the leaves have codes (`codes.py`). Single rows
+become *row keys*, Python tuples that compare in the same order: for tiny tables, for bisection in sorted
+tables, and to decide whether a part continues a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.plain import compared, integer_of
-from aiopersist.data.types.cast import retyped
-from aiopersist.data.updates.times import components, from_components
+from aiopersist.data.updates.times import components
 
 Column = Any  # an Array or a ChunkedArray
-Rebuild = Callable[[Iterator[Column], int], Column]
-"""Builds a column again from an iterator of leaves, in order, and the number of rows."""
 
 
-def flatten(column: Column, leaves: list[Column]) -> Rebuild:
-    """Append the leaves of a column to `leaves`, the most significant first; return the way back."""
+def flatten(column: Column, leaves: list[Column]) -> None:
+    """Append the leaves of a column to `leaves`, the most significant first."""
     t = column.type
     if pa.types.is_null(t):
-        return lambda _, rows: pa.nulls(rows)
+        return
     if pa.types.is_fixed_size_list(t):
         leaves.extend(components(column))
-        return lambda found, _: from_components([next(found) for _ in range(t.list_size)], t)
-    if pa.types.is_struct(t):
-        return _flatten_struct(column, leaves)
-    if pa.types.is_temporal(t):  # as integers: polars knows neither every unit nor every zone
+    elif pa.types.is_struct(t):
+        if column.null_count:
+            leaves.append(pc.is_valid(column))
+        for i in range(t.num_fields):  # a field of an absent struct is null
+            flatten(pc.struct_field(column, [i]), leaves)
+    elif pa.types.is_temporal(t):  # as integers: polars knows neither every unit nor every zone
         leaves.append(column.cast(integer_of(t)))
-        return lambda found, _: next(found).cast(t)
-    known = _without_moments(t)
-    leaves.append(_viewed(column, known))
-    return lambda found, _: _viewed(retyped(next(found), known), t)
+    else:
+        leaves.append(_viewed(column, _without_moments(t)))
 
 
 def flat(table: pa.Table | pa.RecordBatch) -> pa.Table:
@@ -62,22 +58,6 @@ def row_key(
 ) -> tuple[Any, ...]:
     """The row key of one row, which may be negative to count from the end."""
     return row_keys(table.slice(row % table.num_rows, 1), columns)[0]
-
-
-def _flatten_struct(column: Column, leaves: list[Column]) -> Rebuild:
-    t = column.type
-    nulls = column.null_count > 0
-    if nulls:
-        leaves.append(pc.is_valid(column))
-    # `struct_field` gives null if the struct is absent, as in all stored structs.
-    rebuilds = [flatten(pc.struct_field(column, [i]), leaves) for i in range(t.num_fields)]
-
-    def rebuild(found: Iterator[Column], rows: int) -> Column:
-        mask = pc.invert(_one(next(found))) if nulls else None
-        children = [_one(r(found, rows)) for r in rebuilds]
-        return pa.StructArray.from_arrays(children, fields=list(t), mask=mask)
-
-    return rebuild
 
 
 def _without_moments(t: pa.DataType) -> pa.DataType:
@@ -103,10 +83,6 @@ def _viewed(column: Column, t: pa.DataType) -> Column:
         return pa.ListArray.from_arrays(offsets, _viewed(column.values, t.value_type), type=t, mask=mask)
     parts = [_viewed(part, field.type) for part, field in zip(column.flatten(), t, strict=True)]
     return pa.StructArray.from_arrays(parts, fields=list(t), mask=mask)
-
-
-def _one(column: Column) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def _column_keys(column: Column, nullable: bool) -> list[Any]:

@@ -1,0 +1,243 @@
+"""The order of rows by *codes*: unsigned 64-bit numbers whose order is that of the values.
+
+A leaf of a column has one code for each row, or several, the most significant first: a number has one, with
+its sign bit flipped; a text has one for each eight bytes behind the prefix that all texts share, padded with
+zeros, and its length at the end. Nulls are less than all else. Rows are ordered by the first code; where
+neighbours are equal, and only there, by the next. So most tables are ordered by one sort of integers, four
+times as fast as by their values, and the values behind the keys are seldom looked at. Sorted runs that follow
+each other are found and merged, which takes a tenth of a sort.
+
+The idea is that of normalized keys; see Graefe, "Implementing Sorting in Database Systems" (2006).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from aiopersist.data.lazy import np, pa, pc, pl
+from aiopersist.data.plain import integer_of
+
+Array = Any
+Codes = Any  # a numpy array of uint64, or of what numpy orders in the same way
+Code = Callable[[Any], Codes]
+"""Gives the codes of these rows: an array of row numbers, or `None` for all of them."""
+
+TEXT_CODES = 6  # of a text, before those that tie still are ranked by all their bytes
+SAMPLE = 1024
+SIGN = 1 << 63
+
+
+def whole(column: Any) -> Array:
+    """The column as one array; its texts with offsets of 64 bits where 32 are not enough."""
+    if isinstance(column, pa.Array):
+        return column
+    if column.num_chunks != 1:
+        t = column.type
+        if column.nbytes >= 2**31 and (pa.types.is_string(t) or pa.types.is_binary(t)):
+            column = column.cast(pa.large_string() if pa.types.is_string(t) else pa.large_binary())
+        column = column.combine_chunks()
+    return column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+
+
+def numbers(column: Array) -> Any:
+    """The numbers of a column without nulls. No copy."""
+    t = column.type
+    kind = "f" if pa.types.is_floating(t) else "u" if pa.types.is_unsigned_integer(t) else "i"
+    dtype = np.dtype(f"{kind}{t.bit_width // 8}")
+    return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
+
+
+def column_of(ints: Any) -> pa.Int64Array:
+    """The numbers as a column. No copy of an array of int64."""
+    ints = np.ascontiguousarray(ints, np.int64)
+    return pa.Array.from_buffers(pa.int64(), len(ints), [None, pa.py_buffer(ints)])
+
+
+def ordered(leaves: Sequence[Array], rows: int) -> tuple[Any, Any]:
+    """The order of the rows of these leaves, as row numbers, and for each row of it but the last whether the
+    next one is equal. Rows that are in order stay as they are."""
+    order, same = np.arange(rows), np.ones(rows - 1, bool)
+    is_first = True
+    for leaf in leaves:
+        for code in _codes(leaf):
+            if is_first:
+                order, same = _first(order, code(None))
+                is_first = False
+            else:
+                same = _refine(order, same, code)
+            if not same.any():
+                return order, same
+    return order, same
+
+
+def _first(order: Any, codes: Codes) -> tuple[Any, Any]:
+    """The order by these codes, and which neighbours are equal. Those in few sorted runs are merged."""
+    descents = np.count_nonzero(codes[1:] < codes[:-1])
+    if descents:
+        order = np.argsort(codes, kind="stable" if descents * 64 < len(codes) else None)
+        codes = codes[order]
+    return order, codes[1:] == codes[:-1]
+
+
+def _refine(order: Any, same: Any, code: Code) -> Any:
+    """Order the rows within each group of equal neighbours by their next code; which are equal still."""
+    tied = np.zeros(len(order), bool)
+    tied[1:] = same
+    tied[:-1] |= same
+    at = np.flatnonzero(tied)
+    begins = np.ones(len(at), bool)
+    begins[at > 0] = ~same[at[at > 0] - 1]
+    groups, rows = np.cumsum(begins), order[at]
+    codes = code(rows)
+    within = np.lexsort((codes, groups))
+    order[at] = rows[within]
+    codes = codes[within]
+    still = np.zeros(len(same), bool)
+    still[at[:-1]] = ~begins[1:] & (codes[1:] == codes[:-1])
+    return still
+
+
+def _codes(leaf: Array) -> Iterator[Code]:
+    """The codes of a leaf."""
+    t = leaf.type
+    valid = None
+    if leaf.null_count:
+        valid = _bits(leaf.is_valid())
+        yield lambda rows: valid if rows is None else valid[rows]
+    if pa.types.is_temporal(t):
+        leaf, t = leaf.view(integer_of(t)), integer_of(t)
+    if pa.types.is_list(t):
+        yield _ranked(leaf)
+    elif pa.types.is_decimal(t):
+        yield from _decimal_codes(leaf, valid)
+    elif pa.types.is_primitive(t) or pa.types.is_boolean(t):
+        yield _number_codes(leaf, valid)
+    else:
+        yield from _text_codes(leaf, valid)
+
+
+def _bits(column: Array) -> Any:
+    """The values of a column of bools without nulls."""
+    data = np.frombuffer(column.buffers()[1], np.uint8)
+    bits = np.unpackbits(data, count=column.offset + len(column), bitorder="little")
+    return bits[column.offset :].view(bool)
+
+
+def _number_codes(leaf: Array, valid: Any) -> Code:
+    if pa.types.is_boolean(leaf.type):
+        values = _bits(leaf if valid is None else pc.fill_null(leaf, False))
+        return lambda rows: values if rows is None else values[rows]
+    values = numbers(leaf)
+
+    def code(rows: Any) -> Codes:
+        found = values if rows is None else values[rows]
+        if values.dtype.kind == "f":  # by their bits: the stored ones have one zero, and one NaN, above all
+            bits = found.astype(np.float64).view(np.int64)
+            found = bits ^ ((bits >> 63) & np.int64(2**63 - 1))
+        return found if valid is None else np.where(valid if rows is None else valid[rows], found, 0)
+
+    return code
+
+
+def _decimal_codes(leaf: Array, valid: Any) -> Iterator[Code]:
+    words = np.frombuffer(leaf.buffers()[1], np.uint64, 2 * len(leaf), leaf.offset * 16).reshape(-1, 2)
+
+    def code(word: int, flip: int, rows: Any) -> Codes:
+        found = (words if rows is None else words[rows])[:, word] ^ np.uint64(flip)
+        return found if valid is None else np.where(valid if rows is None else valid[rows], found, 0)
+
+    yield lambda rows: code(1, SIGN, rows)
+    yield lambda rows: code(0, 0, rows)
+
+
+def _text_codes(leaf: Array, valid: Any) -> Iterator[Code]:
+    text = _Text(leaf, valid)
+    begin = position = text.common_prefix()
+    while position < text.longest:
+        if position == begin + 8 * TEXT_CODES:
+            yield _ranked(leaf)
+            return
+        yield partial(text.words, position)
+        position += 8
+    yield text.lengths
+
+
+class _Text:
+    """The bytes of a column of text."""
+
+    def __init__(self, leaf: Array, valid: Any) -> None:
+        t = leaf.type
+        if pa.types.is_fixed_size_binary(t):
+            _, data = leaf.buffers()
+            at = np.arange(leaf.offset, leaf.offset + len(leaf) + 1) * t.byte_width
+        else:
+            _, offsets, data = leaf.buffers()
+            is_large = pa.types.is_large_string(t) or pa.types.is_large_binary(t)
+            dtype = np.dtype(np.int64 if is_large else np.int32)
+            at = np.frombuffer(offsets, dtype, len(leaf) + 1, leaf.offset * dtype.itemsize).astype(np.int64)
+        self.start = at[:-1]
+        self.length = np.diff(at) if valid is None else np.where(valid, np.diff(at), 0)
+        self.longest, self.shortest = int(self.length.max()), int(self.length.min())
+        self._greatest = int(self.start.max())
+        size = 0 if data is None else data.size
+        if size < 8:
+            data, size = b"".join([b"" if data is None else data.to_pybytes(), bytes(8)]), size + 8
+        self._last = size - 8
+        self._words = np.ndarray((size - 7,), "<u8", data, strides=(1,))
+        """At each byte the eight from there on."""
+
+    def words(self, position: int, rows: Any) -> Codes:
+        """Eight bytes of each from there on, zeros behind the end."""
+        at = (self.start if rows is None else self.start[rows]) + position
+        if self._greatest + position > self._last:  # of the last ones there are fewer than eight
+            beyond = np.maximum(at - self._last, 0)
+            found = self._words[np.minimum(at, self._last)].byteswap() << np.minimum(beyond * 8, 63).view(
+                "u8"
+            )
+            found[beyond >= 8] = 0
+        else:
+            found = self._words[at].byteswap()
+        if self.shortest < position + 8:
+            left = (self.length if rows is None else self.length[rows]) - position
+            gone = np.clip(64 - left * 8, 0, 63).view("u8")
+            found = np.where(left > 0, found >> gone << gone, 0)
+        return found
+
+    def lengths(self, rows: Any) -> Codes:
+        return self.length if rows is None else self.length[rows]
+
+    def common_prefix(self) -> int:
+        """How many bytes all have in common; as few as a sample has."""
+        step, shared = len(self.start) // SAMPLE, self.shortest
+        if step > 1:
+            shared = self._shared(np.arange(0, len(self.start), step), shared)
+        return self._shared(None, shared)
+
+    def _shared(self, rows: Any, most: int) -> int:
+        """How many of the first `most` bytes these rows have in common."""
+        for position in range(0, most, 8):
+            words = self.words(position, rows)
+            differ = int(np.bitwise_or.reduce(words ^ words[0]))  # type: ignore[call-overload]  # an array
+            if differ:
+                return min(position + (64 - differ.bit_length()) // 8, most)
+        return most
+
+
+def _ranked(leaf: Array) -> Code:
+    """Codes by a sort of the values themselves: for lists, and for texts that are long and much alike."""
+
+    def code(rows: Any) -> Codes:
+        some = leaf if rows is None else leaf.take(column_of(rows))
+        if not pa.types.is_list(some.type):
+            rank = pc.rank(some, sort_keys="ascending", tiebreaker="dense")
+            return numbers(rank)
+        frame = pl.DataFrame({"v": pl.from_arrow(some)}).with_row_index("row").sort("v", nulls_last=False)
+        order = frame["row"].to_numpy()
+        differs = frame["v"].ne_missing(frame["v"].shift(1)).to_numpy()
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.cumsum(differs)
+        return rank
+
+    return code
