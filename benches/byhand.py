@@ -54,6 +54,13 @@ def large_table(goodbytes: int, time: int = 0) -> pa.Table:
     return frame.to_arrow().cast(SCHEMA)
 
 
+def at(updates: pa.Table, time: int) -> pa.Table:
+    """The same at that time."""
+    return updates.set_column(
+        2, SCHEMA.field(2), pa.array([time]).take(pa.nulls(len(updates), pa.int64()).fill_null(0))
+    )
+
+
 def record(updates: Sequence[Row]) -> bytes:
     """A few updates, sorted and encoded, as one record for a compare-and-set."""
     columns = zip(*sorted(updates), strict=True)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from aiopersist.data.lazy import pa
@@ -71,7 +70,7 @@ class RawParts:
                 self._room.left -= part.size
                 return [part]
         encoded = await self._stack.compute(self._encoded, table, schema)
-        write = partial(put, self._stack.blob, part=encoded, schema_id=schema_id)
+        write = put(self._stack.blob, self._blobs.key(), encoded, schema_id)
         upload = self._blobs.begin(write, "upload a part of a commit")
         return [(await asyncio.shield(upload)).replace(key_lower=None)]
 

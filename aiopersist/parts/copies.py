@@ -41,4 +41,4 @@ class Copies(NewBlobs):
             await put_bytes(self._shard.stack.blob, key, data)
             return part.replace(key=key)
 
-        return await asyncio.shield(self.begin(write, "copy a part"))
+        return await asyncio.shield(self.begin(write(self.key()), "copy a part"))

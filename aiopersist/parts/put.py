@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
 from aiopersist.data.lazy import pa
@@ -39,12 +39,14 @@ class NewBlobs:
         self._shard = shard
         self._in_flight: set[asyncio.Task[Any]] = set()
 
-    def begin(self, write: Callable[[str], Coroutine[Any, Any, T]], name: str) -> asyncio.Task[T]:
-        """Run `write` with a new key in the background, where a cancelled caller does not stop it."""
-        stack = self._shard.stack
-        key = BlobKey.new(self._shard.id, self.writer, stack.runtime.uuid())
-        self.keys.append(key)
-        task = stack.supervisor.spawn(write(key), name)
+    def key(self) -> str:
+        """A new one."""
+        self.keys.append(BlobKey.new(self._shard.id, self.writer, self._shard.stack.runtime.uuid()))
+        return self.keys[-1]
+
+    def begin(self, write: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Run `write`, which writes blobs, in the background, where a cancelled caller does not stop it."""
+        task = self._shard.stack.supervisor.spawn(write, name)
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
         return task

@@ -2,7 +2,6 @@
 
 import asyncio
 from bisect import bisect_right
-from functools import partial
 from typing import Any
 
 from aiopersist.data.lazy import pa
@@ -147,7 +146,7 @@ class SortedParts:
         self._begin_upload(encoded)
 
     def _begin_upload(self, encoded: EncodedPart) -> None:
-        write = partial(put, self._stack.blob, part=encoded, schema_id=self._schema_id)
+        write = put(self._stack.blob, self._blobs.key(), encoded, self._schema_id)
         self._uploading = self._blobs.begin(write, "upload a compacted part")
 
     async def _collect(self) -> None:

@@ -4,6 +4,7 @@
    the buffer reaches `settings.blob_target_size` it becomes a part: sorted, summed and encoded on a
    worker thread and uploaded in the background, at most
    `settings.batch_builder_max_outstanding_parts` at once; then `take` waits for the oldest.
+   Of one Arrow table up to `RUN_PARTS` parts are sorted together, as one run, and encoded at once.
    So the settings bound the memory, whatever the size of the input.
 2. `check_upper` compares all times with the upper, which the caller may choose last.
 3. `finish` makes the rest a part. If that part is the only one and small, it is inline: no blob.
@@ -14,28 +15,30 @@ The blob keys carry the id of the writer, which is registered before the first u
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
+from itertools import pairwise
 from threading import Event
 from typing import Any, NamedTuple
 
 import anyio.to_thread
 
 from aiopersist.data.lazy import pa
-from aiopersist.data.part.part import EncodedPart, encode_part
+from aiopersist.data.part.part import EncodedPart, PartWriter
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.buffer import Buffer, Row
-from aiopersist.data.updates.consolidate import diff_sum, sort_and_consolidate
+from aiopersist.data.updates.consolidate import consolidated, sort_and_consolidate
 from aiopersist.data.updates.convert import RowBuffer, chunks_of, is_arrow, rough_bytes, to_table
 from aiopersist.data.updates.order import row_key
-from aiopersist.data.updates.sizes import check_update_size, goodbytes
+from aiopersist.data.updates.sizes import check_update_size, cut, goodbytes, groups
 from aiopersist.data.updates.times import Greatest, Seen, first_row_not_beyond
 from aiopersist.data.updates.tiny import TIME_AND_DIFF_BYTES, PlainRows
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import Antichain, Description, Time, minimum
 from aiopersist.parts.columns import columns_of
 from aiopersist.parts.put import NewBlobs, inline_part, put, stats_spec
+from aiopersist.resource import run_bounded
 from aiopersist.settings import Settings
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
@@ -45,7 +48,9 @@ from aiopersist.state.record import HollowPart
 
 ON_THE_LOOP_ROWS = 256  # converting and sorting fewer rows is faster than reaching a thread
 ON_THE_LOOP_BYTES = 64 * 1024
-SORTING = 1  # parts of a batch sorted at once: a sort takes twice the memory of a part, and all cores
+RUN_PARTS = 4  # of a table are sorted together
+ROUND_UP = 0.25  # so that a table of one and a quarter is encoded by two threads
+SORTING = 1  # runs of a batch sorted at once: a sort takes the memory of its columns once more
 
 
 class Upload:
@@ -83,14 +88,22 @@ class Upload:
         self._one_blob = one_blob
         self._greatest = Greatest()
         self._raw = raw
-        self._in_flight: deque[asyncio.Task[_FinishedPart | None]] = deque()
+        self._in_flight: deque[tuple[asyncio.Task[list[_FinishedPart]], int]] = deque()
+        """The runs that were started, and of how many parts each is."""
+        self._at_once = 1
+        """How many parts are gathered before they are sorted together."""
         self._parts: list[_FinishedPart] = []
         self._sorting = asyncio.Semaphore(SORTING)
 
     @property
     def parts_in_flight(self) -> int:
         """Parts that were started and not collected yet."""
-        return len(self._in_flight)
+        return sum(parts for _, parts in self._in_flight)
+
+    @property
+    def _target(self) -> int:
+        """Of a part, in goodbytes."""
+        return max(self._stack.settings.blob_target_size, 1)
 
     async def take(self, updates: Any) -> None:
         """Convert and check `updates`: rows, Arrow data, or an iterator or async iterator of either; and
@@ -100,10 +113,18 @@ class Upload:
             await self._push(updates, 0)
             return
         in_chunks = chunks_as_they_come if isinstance(updates, AsyncIterable) else chunks_on_a_thread
-        async with aclosing(in_chunks(updates)) as chunks:
-            before = self.rows_taken
-            async for chunk in chunks:
-                await self._push(chunk, self.rows_taken - before)
+        is_table = is_arrow(updates) and hasattr(updates, "__len__")
+        self._at_once = RUN_PARTS if is_table and not self._raw else 1
+        try:
+            async with aclosing(in_chunks(updates)) as chunks:
+                before = self.rows_taken
+                async for chunk in chunks:
+                    await self._push(chunk, self.rows_taken - before)
+            if is_table and not self._one_blob and self._buffer.goodbytes >= self._target:
+                await self._make_room()
+                self._start(self._buffer.take())
+        finally:
+            self._at_once = 1
 
     def take_row(self, row: Row) -> bool:
         """Take one update at once if it is plain; whether it was taken. Call `start_full` then."""
@@ -132,10 +153,10 @@ class Upload:
     async def start_full(self) -> None:
         """Start the parts that are full. A cancelled call loses nothing: updates that are not started stay in
         the buffer."""
-        target = max(self._stack.settings.blob_target_size, 1)
-        while not self._one_blob and self._buffer.goodbytes >= target:
+        most = self._at_once * self._target
+        while not self._one_blob and self._buffer.goodbytes >= most:
             await self._make_room()
-            self._start(self._buffer.take_reaching(target))
+            self._start(self._buffer.take_reaching(most))
 
     def check_upper(self, upper: Antichain) -> None:
         """`InvalidUsage` if the time of an update lies at or beyond `upper`, even of updates that cancel
@@ -177,7 +198,7 @@ class Upload:
 
     def check_parts(self) -> None:
         """Raise the error of a part in flight that has failed."""
-        for task in self._in_flight:
+        for task, _ in self._in_flight:
             if task.done() and (error := task.exception()) is not None:
                 raise error
 
@@ -236,48 +257,62 @@ class Upload:
 
     async def _make_room(self) -> None:
         """Wait for the oldest parts until one more may be in flight."""
-        while len(self._in_flight) >= self._stack.settings.batch_builder_max_outstanding_parts:
+        while self.parts_in_flight >= self._stack.settings.batch_builder_max_outstanding_parts:
             self.write_stalls += 1
             await self._collect()
 
     def _start(self, table: "pa.Table") -> None:
-        """Encode and upload `table` in the background."""
-        self._in_flight.append(self._blobs.begin(partial(self._upload, [table]), "upload a part"))
+        """Sort, encode and upload `table` in the background."""
+        parts = 1 if self._at_once == 1 else max(round(goodbytes(table) / self._target + ROUND_UP), 1)
+        keys = [self._blobs.key() for _ in range(parts)]
+        task = self._blobs.begin(self._upload([table], keys), "upload parts")
+        self._in_flight.append((task, parts))
 
     async def _collect(self) -> None:
-        """Wait for the oldest part in flight."""
-        part = await asyncio.shield(self._in_flight[0])
+        """Wait for the oldest parts in flight."""
+        found = await asyncio.shield(self._in_flight[0][0])
         self._in_flight.popleft()
-        self.parts_finished += 1
-        if part is not None:
-            self._parts.append(part)
+        self.parts_finished += max(len(found), 1)
+        self._parts += found
 
-    async def _upload(self, only: list["pa.Table"], key: str) -> "_FinishedPart | None":
-        """Sort, encode and write the table. Only the list `only` holds it, so its memory is freed early."""
-        if not self._raw:
+    async def _upload(self, only: list["pa.Table"], keys: Sequence[str]) -> "list[_FinishedPart]":
+        """Sort the table, and encode and write a part of it under each key, if it has so many rows. Only the
+        list `only` holds it, so its memory is freed early."""
+        rows, size = only[0].num_rows, goodbytes(only[0])
+        group = max(self._stack.settings.row_group_bytes * rows // max(size, 1), 1)
+        if self._raw:
+            slices = cut(only.pop(), self._stack.settings.row_group_bytes)
+            tables = [lambda: slices]
+        else:
             async with self._sorting:
-                await self._stack.compute(_sort, only)
-        encoded = await self._stack.compute(self._encode, only)
+                found = await self._stack.compute(consolidated, only)
+            ends = [len(found) * number // len(keys) for number in range(len(keys) + 1)]
+            bounds = [(start, end) for start, end in pairwise(ends) if end > start]
+            tables = [partial(found.tables, start, end, group) for start, end in bounds]
+        jobs = [partial(self._upload_part, some, key) for some, key in zip(tables, keys, strict=False)]
+        return [part for part in await run_bounded(len(keys), jobs) if part is not None]
+
+    async def _upload_part(
+        self, tables: "Callable[[], Iterator[pa.Table]]", key: str
+    ) -> "_FinishedPart | None":
+        encoded = await self._stack.compute(self._encode, tables)
         if encoded is None:
             return None
         part, first, last, diffs = encoded
         hollow = await put(self._stack.blob, key, part, self._schema_id)
         return _FinishedPart(hollow.replace(key_lower=None) if self._raw else hollow, first, last, diffs)
 
-    def _encode(self, only: list["pa.Table"]) -> "tuple[EncodedPart, Any, Any, int] | None":
-        if not only[0].num_rows:
-            return None
-        first, last, diffs = row_key(only[0], 0), row_key(only[0], -1), diff_sum(only[0])
+    def _encode(
+        self, tables: "Callable[[], Iterator[pa.Table]]"
+    ) -> "tuple[EncodedPart, Any, Any, int] | None":
         description = Description(self.lower, Antichain(), self._since)
-        settings = self._stack.settings
-        stats = stats_spec(settings)
-        size = settings.row_group_bytes
-        encoded = encode_part(only.pop(), self._schema, description, row_group_bytes=size, stats=stats)
-        return encoded, first, last, diffs
-
-
-def _sort(only: list["pa.Table"]) -> None:
-    only.append(sort_and_consolidate(only.pop()))
+        writer = PartWriter(self._schema, description, stats_spec(self._stack.settings))
+        first = last = None
+        for group in groups(tables(), self._stack.settings.row_group_bytes):
+            first = row_key(group, 0) if first is None else first
+            last = row_key(group, -1)
+            writer.write(group)
+        return (writer.finish(), first, last, writer.diffs) if writer.rows else None
 
 
 def fits_inline(goodbytes: int, settings: Settings) -> bool:

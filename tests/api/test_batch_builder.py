@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.parts.upload import encode_part
+from aiopersist.parts.upload import PartWriter
 from tests.api.batch_builder_kit import (
     EACH_ITS_OWN,
     FORMS,
@@ -131,11 +131,12 @@ async def test_the_default_limits() -> None:
 async def test_parts_are_consolidated_and_encoded_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
-    def noted(*args: Any, **kwargs: Any) -> Any:
+    def noted(writer: PartWriter) -> Any:
         threads.append(threading.get_ident())
-        return encode_part(*args, **kwargs)
+        return finish(writer)
 
-    monkeypatch.setattr("aiopersist.parts.upload.encode_part", noted)
+    finish = PartWriter.finish
+    monkeypatch.setattr(PartWriter, "finish", noted)
     async with open_mem(blob_target_size=100, **NEVER_INLINE) as client:
         async with client.writer("t", SCHEMA) as w, w.builder(0) as b:
             for _ in range(3):

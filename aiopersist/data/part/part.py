@@ -133,7 +133,8 @@ class PartWriter:
     ) -> None:
         self.rows = 0
         self._goodbytes = 0
-        self._diffs = 0
+        self.diffs = 0
+        """Their sum modulo 2**64."""
         self._schema = schema
         self._description = description
         self._stats = stats
@@ -159,12 +160,12 @@ class PartWriter:
         self._groups.append(RowGroup(offset, length, table.num_rows, self._sink.take_crc(), found or {}))
         self.rows += table.num_rows
         self._goodbytes += goodbytes(table)
-        self._diffs = (self._diffs + diff_sum(table)) % 2**64
+        self.diffs = (self.diffs + diff_sum(table)) % 2**64
 
     def finish(self) -> EncodedPart:
         """Write the footer, and return the part."""
         groups, groups_end = self._groups, self._sink.tell()
-        index = _index(groups, self._description, self._diffs, self._stats)
+        index = _index(groups, self._description, self.diffs, self._stats)
         self._writer.add_key_value_metadata({INDEX: index})
         self._writer.close()
         data = self._sink.data()

@@ -37,8 +37,25 @@ def whole(column: Any) -> Array:
         t = column.type
         if column.nbytes >= 2**31 and (pa.types.is_string(t) or pa.types.is_binary(t)):
             column = column.cast(pa.large_string() if pa.types.is_string(t) else pa.large_binary())
-        column = column.combine_chunks()
+        column = _rejoined(column.chunks) or column.combine_chunks()
     return column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+
+
+def _rejoined(chunks: Sequence[Array]) -> Array | None:
+    """The chunks as one array without a copy, if they are slices of one that follow each other."""
+    if not chunks or pa.types.is_nested(chunks[0].type):
+        return None
+    places, end = _places(chunks[0]), chunks[0].offset
+    for chunk in chunks:
+        if chunk.offset != end or _places(chunk) != places:
+            return None
+        end += len(chunk)
+    start = chunks[0].offset
+    return pa.Array.from_buffers(chunks[0].type, end - start, chunks[0].buffers(), offset=start)
+
+
+def _places(chunk: Array) -> list[tuple[int, int] | None]:
+    return [None if buffer is None else (buffer.address, buffer.size) for buffer in chunk.buffers()]
 
 
 def numbers(column: Array) -> Any:

@@ -64,10 +64,10 @@ def fewest_diffs(total: int) -> list[int]:
 def _consolidate(table: pa.Table, *, final: Schema[Any, Any, Any] | None) -> pa.Table:
     names = [name for name in table.column_names if name != "diff"]
     if table.num_rows > SMALL_ROWS:
-        return _by_codes(table, names, final)
+        return _by_codes(table, final)
     with suppress(pa.ArrowInvalid):  # 2 GiB of text in the result, which one array cannot hold
         return _taken(table, _sums(row_keys(table, names), table.column("diff").to_pylist()), final)
-    return _by_codes(table, names, final)
+    return _by_codes(table, final)
 
 
 def _taken(
@@ -114,26 +114,73 @@ def has_lists(t: pa.DataType) -> bool:
     return bool(pa.types.is_list(t))
 
 
-def _by_codes(table: pa.Table, names: list[str], final: Schema[Any, Any, Any] | None) -> pa.Table:
-    columns = {name: whole(table.column(name)) for name in names}
-    leaves: list[Any] = []
-    for column in columns.values():
-        flatten(column, leaves)
-    order, same = ordered(leaves, table.num_rows)
-    diffs = numbers(whole(table.column("diff")))[order]
+class Consolidated:
+    """Rows in their order, each as the number of its row in the columns, and its sum. Tables of them are made
+    as they are asked for, so that not all of them are copied at once."""
+
+    def __init__(self, schema: pa.Schema, columns: dict[str, Any], rows: Any, sums: Any) -> None:
+        self._schema = schema
+        self._columns = columns
+        self._rows = rows
+        self._sums = sums
+        self.in_place = bool(np.all(rows[1:] > rows[:-1]))
+        """Whether the rows were in this order before."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def tables(self, start: int, stop: int, size: int = SLICE_ROWS) -> Iterator[pa.Table]:
+        """These rows, in tables of so many at most."""
+        for at in range(start, stop, size):
+            yield from self._taken(slice(at, min(at + size, stop)))
+
+    def _taken(self, some: slice) -> list[pa.Table]:
+        """One table, or several if their texts have more bytes than one array can hold."""
+        rows, sums = self._rows[some], self._sums[some]
+        try:
+            at, schema = column_of(rows), self._schema
+            taken = [_cast(c.take(at), schema.field(name).type) for name, c in self._columns.items()]
+            return [pa.table([*taken, column_of(sums)], schema=schema)]
+        except pa.ArrowInvalid:
+            if len(rows) == 1:
+                raise
+        half = some.start + len(rows) // 2
+        return [t for part in (slice(some.start, half), slice(half, some.stop)) for t in self._taken(part)]
+
+
+def consolidated(only: list[pa.Table], final: Schema[Any, Any, Any] | None = None) -> Consolidated:
+    """The updates of the table in the list `only`, by their codes. It is taken from the list, so that its
+    memory is freed column by column."""
+    table = only.pop()
+    names = [name for name in table.column_names if name != "diff"]
+    schema = pa.schema([table.schema.field(name) for name in [*names, "diff"]])
+    columns, leaves, count = dict[str, Any](), list[Any](), table.num_rows
+    diffs = numbers(whole(table.column("diff")))
+    for name in names:
+        columns[name] = whole(table.column(name))
+        table = table.drop_columns([name])
+        flatten(columns[name], leaves)
+    order, same = ordered(leaves, count)
+    diffs = diffs[order]
     if same.any():
         starts = np.flatnonzero(np.concatenate([[True], ~same]))
         rows, sums = order[starts], _summed(diffs, starts)
         if sums.dtype == object:
-            rows, sums = _in_64_bits(table, rows, sums, final)
+            rows, sums = _in_64_bits(columns, rows, sums, final)
     else:
         rows, sums = order, diffs
     if not sums.all():
         kept = np.flatnonzero(sums)
         rows, sums = rows[kept], sums[kept]
-    if len(rows) == table.num_rows and np.all(rows[1:] > rows[:-1]):  # it was in order
+    return Consolidated(schema, columns, rows, sums)
+
+
+def _by_codes(table: pa.Table, final: Schema[Any, Any, Any] | None) -> pa.Table:
+    found = consolidated([table], final)
+    if found.in_place and len(found) == table.num_rows:
         return table
-    return _gathered(table, columns, rows, sums)
+    tables = list(found.tables(0, len(found)))  # in chunks, so that a consumer can release each after use
+    return tables[0] if len(tables) == 1 else pa.concat_tables(tables) if tables else table.slice(0, 0)
 
 
 def _summed(diffs: Any, starts: Any) -> Any:
@@ -146,44 +193,17 @@ def _summed(diffs: Any, starts: Any) -> Any:
 
 
 def _in_64_bits(
-    table: pa.Table, rows: Any, sums: Any, final: Schema[Any, Any, Any] | None
+    columns: dict[str, Any], rows: Any, sums: Any, final: Schema[Any, Any, Any] | None
 ) -> tuple[Any, Any]:
     """Sums as diffs of 64 bits, in several rows if a sum does not fit."""
     over = np.flatnonzero((sums > DIFF_MAX) | (sums < DIFF_MIN))
     if final is not None and len(over):
-        raise _overflow(table.slice(int(rows[over[0]]), 1), final)
+        row = {name: column.slice(int(rows[over[0]]), 1) for name, column in columns.items()}
+        raise _overflow(pa.table(row), final)
     if len(over):
         few = [fewest_diffs(total) for total in sums]
         rows, sums = np.repeat(rows, list(map(len, few))), [diff for diffs in few for diff in diffs]
     return rows, np.asarray(sums, np.int64)
-
-
-def _gathered(table: pa.Table, columns: dict[str, Any], rows: Any, sums: Any) -> pa.Table:
-    """These rows with these diffs. A large table is in chunks, so that its consumer can release each chunk
-    after use."""
-    fields = [*(table.schema.field(name) for name in columns), table.schema.field("diff")]
-    schema, size = pa.schema(fields), len(rows)
-    if size <= SLICE_ROWS:
-        tables = _taken_rows(columns, rows, sums, schema)
-        return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
-    slices = (slice(start, start + SLICE_ROWS) for start in range(0, size, SLICE_ROWS))
-    return pa.concat_tables(
-        [t for some in slices for t in _taken_rows(columns, rows[some], sums[some], schema)]
-    )
-
-
-def _taken_rows(columns: dict[str, Any], rows: Any, sums: Any, schema: pa.Schema) -> list[pa.Table]:
-    """One table, or several if their texts have more bytes than one array can hold."""
-    at = column_of(rows)
-    try:
-        taken = [_cast(column.take(at), schema.field(name).type) for name, column in columns.items()]
-        return [pa.table([*taken, column_of(sums)], schema=schema)]
-    except pa.ArrowInvalid:
-        if len(rows) == 1:
-            raise
-    half = len(rows) // 2
-    halves = (slice(0, half), slice(half, None))
-    return [table for some in halves for table in _taken_rows(columns, rows[some], sums[some], schema)]
 
 
 def _cast(column: Any, t: pa.DataType) -> Any:

@@ -8,7 +8,7 @@ are found by bisection.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from struct import unpack_from
 
 from aiopersist.data.lazy import pa
@@ -51,6 +51,18 @@ def cut(table: pa.Table, target_bytes: int) -> Iterator[pa.Table]:
         rows = rows_within(table, target_bytes)
         part, table = table.slice(0, rows), table.slice(rows)
         yield part
+
+
+def groups(tables: Iterable[pa.Table], target_bytes: int) -> Iterator[pa.Table]:
+    """`cut` of all these tables together, which follow each other."""
+    rest: pa.Table | None = None
+    for table in tables:
+        if rest is not None and rest.num_rows:
+            table = pa.concat_tables([rest, table])
+        *whole, rest = cut(table, target_bytes) if table.num_rows else [table]
+        yield from whole
+    if rest is not None and rest.num_rows:
+        yield rest
 
 
 def rows_within(table: pa.Table, target_bytes: int) -> int:
