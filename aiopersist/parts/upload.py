@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, S
 from contextlib import aclosing
 from functools import partial
 from itertools import pairwise
+from math import inf
 from threading import Event
 from typing import Any, NamedTuple
 
@@ -49,7 +50,6 @@ from aiopersist.state.record import HollowPart
 ON_THE_LOOP_ROWS = 256  # converting and sorting fewer rows is faster than reaching a thread
 ON_THE_LOOP_BYTES = 64 * 1024
 RUN_PARTS = 4  # of a table are sorted together
-ROUND_UP = 0.25  # so that a table of one and a quarter is encoded by two threads
 SORTING = 1  # runs of a batch sorted at once: a sort takes the memory of its columns once more
 
 
@@ -90,6 +90,7 @@ class Upload:
         self._raw = raw
         self._in_flight: deque[tuple[asyncio.Task[list[_FinishedPart]], int]] = deque()
         """The runs that were started, and of how many parts each is."""
+        self._added = 0  # goodbytes
         self._at_once = 1
         """How many parts are gathered before they are sorted together."""
         self._parts: list[_FinishedPart] = []
@@ -114,17 +115,19 @@ class Upload:
             return
         in_chunks = chunks_as_they_come if isinstance(updates, AsyncIterable) else chunks_on_a_thread
         is_table = is_arrow(updates) and hasattr(updates, "__len__")
-        self._at_once = RUN_PARTS if is_table and not self._raw else 1
+        self._at_once, added = RUN_PARTS if is_table and not self._raw else 1, self._added
         try:
             async with aclosing(in_chunks(updates)) as chunks:
                 before = self.rows_taken
                 async for chunk in chunks:
                     await self._push(chunk, self.rows_taken - before)
-            if is_table and not self._one_blob and self._buffer.goodbytes >= self._target:
+            is_large = self._added - added >= self._target
+            if is_large and is_table and not self._one_blob and self._buffer.goodbytes >= self._target:
                 await self._make_room()
                 self._start(self._buffer.take())
         finally:
             self._at_once = 1
+        await self.start_full()
 
     def take_row(self, row: Row) -> bool:
         """Take one update at once if it is plain; whether it was taken. Call `start_full` then."""
@@ -146,7 +149,9 @@ class Upload:
         await self._add(table)
 
     async def _add(self, table: "pa.Table") -> None:
+        before = self._buffer.goodbytes
         self._buffer.add(table)
+        self._added += self._buffer.goodbytes - before
         self.rows_taken += table.num_rows
         await self.start_full()
 
@@ -156,7 +161,10 @@ class Upload:
         most = self._at_once * self._target
         while not self._one_blob and self._buffer.goodbytes >= most:
             await self._make_room()
-            self._start(self._buffer.take_reaching(most))
+            parts = list[pa.Table]()
+            while len(parts) < self._at_once and self._buffer.goodbytes >= self._target:
+                parts.append(self._buffer.take_reaching(self._target))
+            self._start(pa.concat_tables(parts))
 
     def check_upper(self, upper: Antichain) -> None:
         """`InvalidUsage` if the time of an update lies at or beyond `upper`, even of updates that cancel
@@ -263,7 +271,7 @@ class Upload:
 
     def _start(self, table: "pa.Table") -> None:
         """Sort, encode and upload `table` in the background."""
-        parts = 1 if self._at_once == 1 else max(round(goodbytes(table) / self._target + ROUND_UP), 1)
+        parts = 1 if self._at_once == 1 else goodbytes(table) // self._target + 1
         keys = [self._blobs.key() for _ in range(parts)]
         task = self._blobs.begin(self._upload([table], keys), "upload parts")
         self._in_flight.append((task, parts))
@@ -286,9 +294,8 @@ class Upload:
         else:
             async with self._sorting:
                 found = await self._stack.compute(consolidated, only)
-            ends = [len(found) * number // len(keys) for number in range(len(keys) + 1)]
-            bounds = [(start, end) for start, end in pairwise(ends) if end > start]
-            tables = [partial(found.tables, start, end, group) for start, end in bounds]
+            ends = [0, *found.cuts(inf if len(keys) == 1 else self._target)]
+            tables = [partial(found.tables, start, end, group) for start, end in pairwise(ends)]
         jobs = [partial(self._upload_part, some, key) for some, key in zip(tables, keys, strict=False)]
         return [part for part in await run_bounded(len(keys), jobs) if part is not None]
 

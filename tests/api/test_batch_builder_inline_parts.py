@@ -209,7 +209,7 @@ async def test_an_upload_that_fails_surfaces_at_the_next_call(outcome: Outcome, 
         await until(lambda: r.faults.calls["set"] == 1)
         r.faults.fail_next("set", outcome)
         await b.add("b", 1, 0, 1)
-        await until(lambda: b._upload._in_flight[1].done())
+        await until(lambda: b._upload._in_flight[1][0].done())
         assert len(await r.parquet()) == (2 if outcome in HAPPENS else 1)
         with pytest.raises(ap.StorageUnavailable):
             match then:

@@ -25,11 +25,13 @@ from aiopersist.data.types.codec import Field
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.codes import column_of, numbers, ordered, whole
 from aiopersist.data.updates.order import flatten, row_keys
+from aiopersist.data.updates.sizes import row_bytes
 from aiopersist.errors import DiffOverflow, Unsupported
 
 DIFF_MIN, DIFF_MAX = -(2**63), 2**63 - 1
 SMALL_ROWS = 24  # up to this, tuples are faster than the entry into kernels
 SLICE_ROWS = 32768
+DIFF_BYTES = 8
 
 
 def sort_and_consolidate(table: pa.Table, schema: Schema[Any, Any, Any] | None = None) -> pa.Table:
@@ -128,6 +130,17 @@ class Consolidated:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def cuts(self, target_bytes: float) -> list[int]:
+        """The ends of the parts that reach so many goodbytes, and of the rest."""
+        sizes = sum(row_bytes(column) for column in self._columns.values()) + DIFF_BYTES
+        reached = np.cumsum(sizes[self._rows] if np.ndim(sizes) else np.full(len(self), sizes))
+        ends, before = [0], 0
+        while ends[-1] < len(self):
+            end = min(int(np.searchsorted(reached, before + target_bytes)) + 1, len(self))
+            before = int(reached[end - 1])
+            ends.append(end)
+        return ends[1:]
 
     def tables(self, start: int, stop: int, size: int = SLICE_ROWS) -> Iterator[pa.Table]:
         """These rows, in tables of so many at most."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from struct import unpack_from
+from typing import Any
 
-from aiopersist.data.lazy import pa
+from aiopersist.data.lazy import np, pa
 from aiopersist.errors import InvalidUpdate
 
 
@@ -89,6 +90,34 @@ def rows_reaching(table: pa.Table, target_bytes: int) -> int:
         else:
             short = middle
     return reaches
+
+
+def row_bytes(column: pa.Array) -> Any:
+    """Goodbytes of each row of one column: a numpy array of int64, or a number if all have as many."""
+    t = column.type
+    if pa.types.is_null(t):
+        return 0
+    if pa.types.is_struct(t):
+        return sum(row_bytes(column.field(i)) for i in range(t.num_fields))
+    if pa.types.is_fixed_size_list(t):
+        return t.list_size * 8  # of a product time
+    if pa.types.is_list(t):
+        elements = np.zeros(len(column.values) + 1, np.int64)
+        elements[1:] = row_bytes(column.values)
+        return np.diff(np.cumsum(elements)[_all_offsets(column, 4)])
+    if pa.types.is_string(t) or pa.types.is_binary(t):
+        return np.diff(_all_offsets(column, 4))
+    if pa.types.is_large_string(t) or pa.types.is_large_binary(t):
+        return np.diff(_all_offsets(column, 8))
+    return max(t.bit_width // 8, 1)
+
+
+def _all_offsets(array: pa.Array, width: int) -> Any:
+    buffer = array.buffers()[1]
+    if buffer is None or buffer.size == 0:
+        return np.zeros(len(array) + 1, np.int64)
+    found = np.frombuffer(buffer, f"<i{width}", len(array) + 1, array.offset * width)
+    return found.astype(np.int64)
 
 
 def _range_bytes(array: pa.Array, start: int, stop: int) -> int:
