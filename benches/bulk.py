@@ -138,7 +138,7 @@ class Duckdb(Contender):
     def _ask(self, sql: str, *given: Any) -> int:
         import duckdb
 
-        return int(duckdb.execute(sql, [str(self.folder / "*.parquet"), *given]).arrow().read_all().num_rows)
+        return int(duckdb.execute(sql, [str(self.folder / "*.parquet"), *given]).to_arrow_table().num_rows)
 
     async def append(self, rows: pa.Table) -> None:
         await ByHand(self.folder).append(rows)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from aiopersist.data.lazy import PARQUET, are_imported, import_all, import_polars, is_warm, warm_up
 from aiopersist.data.types.schema import Schema, plain_types
+from aiopersist.data.updates.order import has_lists
 from aiopersist.measure.metrics import Metrics, NoMetrics, OngoingWork
 from aiopersist.measure.tracing import NO_TRACING, Tracing
 from aiopersist.runtime import Runtime
@@ -118,11 +119,13 @@ class Stack:
 
     async def ready_to_convert(self, schema: Schema[Any, Any, Any] | None = None) -> None:
         """Import what the conversion of Python values needs, a second at the first time, on a worker thread;
-        nothing where the `schema` has plain values. What many updates need is imported after that, beside
-        the caller."""
+        nothing where the `schema` has plain values. What sorts lists is imported after that, beside the
+        caller."""
         plain = None if schema is None else plain_types(schema)
         if not is_warm() and (plain is None or plain.encoders is None):
             await self.compute(warm_up)
+            if schema is not None and not any(has_lists(field.type) for field in schema.arrow_schema):
+                return
             self.supervisor.background(self.compute(import_polars), "import polars")
 
     async def ready_to_encode(self, schema: Schema[Any, Any, Any]) -> None:

@@ -3,7 +3,8 @@
 | module                            | what it has                                            |
 |-----------------------------------|--------------------------------------------------------|
 | `convert`, `given`, `tiny`        | from the updates that users give to columns            |
-| `order`, `consolidate`, `merge`   | sorted, summed, merged                                 |
+| `order`, `codes`                  | the order of rows, as tuples and as numbers            |
+| `consolidate`, `merge`            | sorted, summed, merged                                 |
 | `times`                           | which rows a frontier holds; times advanced            |
 | `sizes`, `slices`, `buffer`, `assemble` | cut, gathered, put together                      |
 | `updates`                         | columns that read as rows                              |

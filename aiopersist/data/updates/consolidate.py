@@ -109,13 +109,6 @@ def _sums(keys: list[tuple[Any, ...]], diffs: list[int]) -> Iterator[tuple[int, 
         start = end
 
 
-def has_lists(t: pa.DataType) -> bool:
-    """Whether there are lists in it: more than a few rows of them are sorted by polars."""
-    if pa.types.is_struct(t):
-        return any(has_lists(field.type) for field in t)
-    return bool(pa.types.is_list(t))
-
-
 class Consolidated:
     """Rows in their order, each as the number of its row in the columns, and its sum. Tables of them are made
     as they are asked for, so that not all of them are copied at once."""
