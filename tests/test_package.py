@@ -64,7 +64,7 @@ LATER = {
 }
 STORES = {f"aiopersist.storage.{name}" for name in ("files", "postgres", "s3", "sqlite")}
 OWN_MODULES_MAX = 122
-READING_MODULES_MAX = 136
+READING_MODULES_MAX = 138
 
 IMPORT = """
 import json, sys

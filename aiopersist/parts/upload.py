@@ -29,7 +29,7 @@ from aiopersist.data.lazy import pa
 from aiopersist.data.part.part import EncodedPart, PartWriter
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.buffer import Buffer, Row
-from aiopersist.data.updates.consolidate import consolidated, sort_and_consolidate
+from aiopersist.data.updates.consolidate import sort_and_consolidate, sorted_rows
 from aiopersist.data.updates.convert import RowBuffer, chunks_of, is_arrow, rough_bytes, to_table
 from aiopersist.data.updates.order import row_key
 from aiopersist.data.updates.sizes import check_update_size, cut, goodbytes, groups
@@ -293,7 +293,7 @@ class Upload:
             tables = [lambda: slices]
         else:
             async with self._sorting:
-                found = await self._stack.compute(consolidated, only)
+                found = await self._stack.compute(sorted_rows, only)
             ends = [0, *found.cuts(inf if len(keys) == 1 else self._target)]
             tables = [partial(found.tables, start, end, group) for start, end in pairwise(ends)]
         jobs = [partial(self._upload_part, some, key) for some, key in zip(tables, keys, strict=False)]

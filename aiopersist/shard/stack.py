@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from aiopersist.data.lazy import PARQUET, are_imported, import_all, import_polars, is_warm, warm_up
-from aiopersist.data.types.schema import Schema, plain_types
-from aiopersist.data.updates.order import has_lists
+from aiopersist.data.types.schema import Schema, has_lists, plain_types
 from aiopersist.measure.metrics import Metrics, NoMetrics, OngoingWork
 from aiopersist.measure.tracing import NO_TRACING, Tracing
 from aiopersist.runtime import Runtime

@@ -19,10 +19,9 @@ from aiopersist.data.types.encodings import encoded_as, identity
 from aiopersist.data.types.kept import check_kept, keeps_all
 from aiopersist.data.types.nested import Instances, Lists, Structs
 from aiopersist.data.types.readable import check_readable
-from aiopersist.data.types.schema import Schema, plain_types
+from aiopersist.data.types.schema import Schema, has_lists, plain_types
 from aiopersist.data.updates.consolidate import contents
 from aiopersist.data.updates.convert import chunks_of, is_arrow, to_table
-from aiopersist.data.updates.order import has_lists
 from aiopersist.data.updates.sizes import check_update_size
 from aiopersist.data.updates.tiny import TINY_ROWS, Tiny, tiny
 from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind, shown

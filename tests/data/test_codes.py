@@ -11,7 +11,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates import codes
-from aiopersist.data.updates.consolidate import consolidated, sort_and_consolidate
+from aiopersist.data.updates.consolidate import sort_and_consolidate, sorted_rows
 from aiopersist.data.updates.convert import to_table
 from aiopersist.data.updates.sizes import cut, goodbytes, groups, row_bytes
 from tests.data import data_oracle as oracle
@@ -110,7 +110,7 @@ def test_tables_in_groups_are_one_that_is_cut() -> None:
 def test_parts_end_where_they_reach_the_target() -> None:
     schema = Schema(str, int)
     rows = [(f"{n:03}" + "x" * (n * 7 % 50), n, 0, 1) for n in reversed(range(200))]
-    found = consolidated([to_table(rows, schema)])
+    found = sorted_rows([to_table(rows, schema)])
     table, start = sort_and_consolidate(to_table(rows, schema)), 0
     for end in found.cuts(1000):
         part = table.slice(start, end - start)

@@ -25,6 +25,13 @@ V = TypeVar("V")
 T = TypeVar("T", int, tuple[int, ...])
 
 
+def has_lists(t: pa.DataType) -> bool:
+    """Whether there are lists in it: more than a few rows of them are sorted by polars."""
+    if pa.types.is_struct(t):
+        return any(has_lists(field.type) for field in t)
+    return bool(pa.types.is_list(t))
+
+
 def plain_types(schema: Schema[Any, Any, Any]) -> PlainTypes | None:
     """Set if all columns of the schema hold bytes, str or int, and no nulls."""
     return schema._plain

@@ -4,7 +4,7 @@
 |-----------------------------------|--------------------------------------------------------|
 | `convert`, `given`, `tiny`        | from the updates that users give to columns            |
 | `order`, `codes`                  | the order of rows, as tuples and as numbers            |
-| `consolidate`, `merge`            | sorted, summed, merged                                 |
+| `consolidate`, `many`, `merge`    | sorted, summed, merged                                 |
 | `times`                           | which rows a frontier holds; times advanced            |
 | `sizes`, `slices`, `buffer`, `assemble` | cut, gathered, put together                      |
 | `updates`                         | columns that read as rows                              |

@@ -9,29 +9,29 @@ rest. So the same updates always give the same rows. For contents, whose sums ar
 `DiffOverflow`.
 
 The size alone decides how the rows are ordered; the result is the same. A few rows are sorted as Python
-tuples, since the entry into each kernel takes longer; more by their codes (`codes.py`).
+tuples, since the entry into each kernel takes longer; more by their codes (`many.py`, `codes.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from aiopersist.data.jsonable import to_json
 from aiopersist.data.lazy import np, pa, pc
 from aiopersist.data.plain import int64_array
 from aiopersist.data.types.codec import Field
 from aiopersist.data.types.schema import Schema
-from aiopersist.data.updates.codes import column_of, numbers, ordered, whole
-from aiopersist.data.updates.order import flatten, row_keys
-from aiopersist.data.updates.sizes import row_bytes
+from aiopersist.data.updates.order import row_keys
 from aiopersist.errors import DiffOverflow, Unsupported
+
+if TYPE_CHECKING:
+    from aiopersist.data.updates.many import Consolidated
 
 DIFF_MIN, DIFF_MAX = -(2**63), 2**63 - 1
 SMALL_ROWS = 24  # up to this, tuples are faster than the entry into kernels
-SLICE_ROWS = 32768
-DIFF_BYTES = 8
 
 
 def sort_and_consolidate(table: pa.Table, schema: Schema[Any, Any, Any] | None = None) -> pa.Table:
@@ -109,97 +109,25 @@ def _sums(keys: list[tuple[Any, ...]], diffs: list[int]) -> Iterator[tuple[int, 
         start = end
 
 
-class Consolidated:
-    """Rows in their order, each as the number of its row in the columns, and its sum. Tables of them are made
-    as they are asked for, so that not all of them are copied at once."""
+def sorted_rows(only: list[pa.Table]) -> Consolidated:
+    """As `sort_and_consolidate`: what makes tables of the result. The table is taken from the list `only`."""
+    from aiopersist.data.updates.many import consolidated
 
-    def __init__(self, schema: pa.Schema, columns: dict[str, Any], rows: Any, sums: Any) -> None:
-        self._schema = schema
-        self._columns = columns
-        self._rows = rows
-        self._sums = sums
-        self.in_place = bool(np.all(rows[1:] > rows[:-1]))
-        """Whether the rows were in this order before."""
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def cuts(self, target_bytes: float) -> list[int]:
-        """The ends of the parts that reach so many goodbytes, and of the rest."""
-        sizes = sum(row_bytes(column) for column in self._columns.values()) + DIFF_BYTES
-        reached = np.cumsum(sizes[self._rows] if np.ndim(sizes) else np.full(len(self), sizes))
-        ends, before = [0], 0
-        while ends[-1] < len(self):
-            end = min(int(np.searchsorted(reached, before + target_bytes)) + 1, len(self))
-            before = int(reached[end - 1])
-            ends.append(end)
-        return ends[1:]
-
-    def tables(self, start: int, stop: int, size: int = SLICE_ROWS) -> Iterator[pa.Table]:
-        """These rows, in tables of so many at most."""
-        for at in range(start, stop, size):
-            yield from self._taken(slice(at, min(at + size, stop)))
-
-    def _taken(self, some: slice) -> list[pa.Table]:
-        """One table, or several if their texts have more bytes than one array can hold."""
-        rows, sums = self._rows[some], self._sums[some]
-        try:
-            at, schema = column_of(rows), self._schema
-            taken = [_cast(c.take(at), schema.field(name).type) for name, c in self._columns.items()]
-            return [pa.table([*taken, column_of(sums)], schema=schema)]
-        except pa.ArrowInvalid:
-            if len(rows) == 1:
-                raise
-        half = some.start + len(rows) // 2
-        return [t for part in (slice(some.start, half), slice(half, some.stop)) for t in self._taken(part)]
-
-
-def consolidated(only: list[pa.Table], final: Schema[Any, Any, Any] | None = None) -> Consolidated:
-    """The updates of the table in the list `only`, by their codes. It is taken from the list, so that its
-    memory is freed column by column."""
-    table = only.pop()
-    names = [name for name in table.column_names if name != "diff"]
-    schema = pa.schema([table.schema.field(name) for name in [*names, "diff"]])
-    columns, leaves, count = dict[str, Any](), list[Any](), table.num_rows
-    diffs = numbers(whole(table.column("diff")))
-    for name in names:
-        columns[name] = whole(table.column(name))
-        table = table.drop_columns([name])
-        flatten(columns[name], leaves)
-    order, same = ordered(leaves, count)
-    diffs = diffs[order]
-    if same.any():
-        starts = np.flatnonzero(np.concatenate([[True], ~same]))
-        rows, sums = order[starts], _summed(diffs, starts)
-        if sums.dtype == object:
-            rows, sums = _in_64_bits(columns, rows, sums, final)
-    else:
-        rows, sums = order, diffs
-    if not sums.all():
-        kept = np.flatnonzero(sums)
-        rows, sums = rows[kept], sums[kept]
-    return Consolidated(schema, columns, rows, sums)
+    return consolidated(only, partial(_in_64_bits, None))
 
 
 def _by_codes(table: pa.Table, final: Schema[Any, Any, Any] | None) -> pa.Table:
-    found = consolidated([table], final)
+    from aiopersist.data.updates.many import consolidated  # who reads a little does not need it
+
+    found = consolidated([table], partial(_in_64_bits, final))
     if found.in_place and len(found) == table.num_rows:
         return table
     tables = list(found.tables(0, len(found)))  # in chunks, so that a consumer can release each after use
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables) if tables else table.slice(0, 0)
 
 
-def _summed(diffs: Any, starts: Any) -> Any:
-    """The sums of the groups that begin at `starts`; as Python's ints if 64 bits may not be enough."""
-    magnitude = max(-int(diffs.min()), int(diffs.max()))
-    if magnitude * len(diffs) < 2**63:
-        return np.add.reduceat(diffs, starts)
-    high, low = (np.add.reduceat(half, starts) for half in (diffs >> 32, diffs & (2**32 - 1)))
-    return high.astype(object) * 2**32 + low
-
-
 def _in_64_bits(
-    columns: dict[str, Any], rows: Any, sums: Any, final: Schema[Any, Any, Any] | None
+    final: Schema[Any, Any, Any] | None, columns: dict[str, Any], rows: Any, sums: Any
 ) -> tuple[Any, Any]:
     """Sums as diffs of 64 bits, in several rows if a sum does not fit."""
     over = np.flatnonzero((sums > DIFF_MAX) | (sums < DIFF_MIN))
@@ -210,10 +138,6 @@ def _in_64_bits(
         few = [fewest_diffs(total) for total in sums]
         rows, sums = np.repeat(rows, list(map(len, few))), [diff for diffs in few for diff in diffs]
     return rows, np.asarray(sums, np.int64)
-
-
-def _cast(column: Any, t: pa.DataType) -> Any:
-    return column if column.type == t else column.cast(t)
 
 
 def _overflow(row: pa.Table, schema: Schema[Any, Any, Any]) -> DiffOverflow:

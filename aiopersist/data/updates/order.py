@@ -47,13 +47,6 @@ def flat(table: pa.Table | pa.RecordBatch) -> pa.Table:
     return pa.table(leaves, [str(i) for i in range(len(leaves))])
 
 
-def has_lists(t: pa.DataType) -> bool:
-    """Whether there are lists in it: more than a few rows of them are sorted by polars."""
-    if pa.types.is_struct(t):
-        return any(has_lists(field.type) for field in t)
-    return bool(pa.types.is_list(t))
-
-
 def row_keys(table: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> list[tuple[Any, ...]]:
     """A tuple per row; the tuples compare as the rows do, by the given columns."""
     keys = [_column_keys(table.column(name), table.schema.field(name).nullable) for name in columns]

@@ -1,0 +1,102 @@
+"""Many rows, sorted and summed as columns: by their codes, see `codes.py` and `consolidate.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from aiopersist.data.lazy import np, pa
+from aiopersist.data.updates.codes import column_of, numbers, ordered, whole
+from aiopersist.data.updates.order import flatten
+from aiopersist.data.updates.sizes import row_bytes
+
+SLICE_ROWS = 32768
+DIFF_BYTES = 8
+
+Fit = Callable[[dict[str, Any], Any, Any], tuple[Any, Any]]
+"""From columns, rows of them, and sums to rows and diffs."""
+
+
+class Consolidated:
+    """Rows in their order, each as the number of its row in the columns, and its sum. Tables of them are made
+    as they are asked for, so that not all of them are copied at once."""
+
+    def __init__(self, schema: pa.Schema, columns: dict[str, Any], rows: Any, sums: Any) -> None:
+        self._schema = schema
+        self._columns = columns
+        self._rows = rows
+        self._sums = sums
+        self.in_place = bool(np.all(rows[1:] > rows[:-1]))
+        """Whether the rows were in this order before."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def cuts(self, target_bytes: float) -> list[int]:
+        """The ends of the parts that reach so many goodbytes, and of the rest."""
+        sizes = sum(row_bytes(column) for column in self._columns.values()) + DIFF_BYTES
+        reached = np.cumsum(sizes[self._rows] if np.ndim(sizes) else np.full(len(self), sizes))
+        ends, before = [0], 0
+        while ends[-1] < len(self):
+            end = min(int(np.searchsorted(reached, before + target_bytes)) + 1, len(self))
+            before = int(reached[end - 1])
+            ends.append(end)
+        return ends[1:]
+
+    def tables(self, start: int, stop: int, size: int = SLICE_ROWS) -> Iterator[pa.Table]:
+        """These rows, in tables of so many at most."""
+        for at in range(start, stop, size):
+            yield from self._taken(slice(at, min(at + size, stop)))
+
+    def _taken(self, some: slice) -> list[pa.Table]:
+        """One table, or several if their texts have more bytes than one array can hold."""
+        rows, sums = self._rows[some], self._sums[some]
+        try:
+            at, schema = column_of(rows), self._schema
+            taken = [_cast(c.take(at), schema.field(name).type) for name, c in self._columns.items()]
+            return [pa.table([*taken, column_of(sums)], schema=schema)]
+        except pa.ArrowInvalid:
+            if len(rows) == 1:
+                raise
+        half = some.start + len(rows) // 2
+        return [t for part in (slice(some.start, half), slice(half, some.stop)) for t in self._taken(part)]
+
+
+def consolidated(only: list[pa.Table], fit: Fit) -> Consolidated:
+    """The updates of the table in the list `only`, by their codes. It is taken from the list, so that its
+    memory is freed column by column. `fit` makes diffs of 64 bits of sums that may need more."""
+    table = only.pop()
+    names = [name for name in table.column_names if name != "diff"]
+    schema = pa.schema([table.schema.field(name) for name in [*names, "diff"]])
+    columns, leaves, count = dict[str, Any](), list[Any](), table.num_rows
+    diffs = numbers(whole(table.column("diff")))
+    for name in names:
+        columns[name] = whole(table.column(name))
+        table = table.drop_columns([name])
+        flatten(columns[name], leaves)
+    order, same = ordered(leaves, count)
+    diffs = diffs[order]
+    if same.any():
+        starts = np.flatnonzero(np.concatenate([[True], ~same]))
+        rows, sums = order[starts], _summed(diffs, starts)
+        if sums.dtype == object:
+            rows, sums = fit(columns, rows, sums)
+    else:
+        rows, sums = order, diffs
+    if not sums.all():
+        kept = np.flatnonzero(sums)
+        rows, sums = rows[kept], sums[kept]
+    return Consolidated(schema, columns, rows, sums)
+
+
+def _summed(diffs: Any, starts: Any) -> Any:
+    """The sums of the groups that begin at `starts`; as Python's ints if 64 bits may not be enough."""
+    magnitude = max(-int(diffs.min()), int(diffs.max()))
+    if magnitude * len(diffs) < 2**63:
+        return np.add.reduceat(diffs, starts)
+    high, low = (np.add.reduceat(half, starts) for half in (diffs >> 32, diffs & (2**32 - 1)))
+    return high.astype(object) * 2**32 + low
+
+
+def _cast(column: Any, t: pa.DataType) -> Any:
+    return column if column.type == t else column.cast(t)
