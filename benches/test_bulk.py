@@ -27,8 +27,8 @@ PEERS = {
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("what", WHATS)
 def test_bulk(what: str, enabled: bool, benchmark: Any, capsys: Any, tmp_path: Path) -> None:
-    whos = ["by hand", "ours", *(who for who, does in PEERS.items() if what in does and _is_there(who))]
-    told: dict[str, list[dict[str, Any]]] = {who: [] for who in whos}
+    contenders = ["by hand", "ours", *(who for who, does in PEERS.items() if what in does and _is_there(who))]
+    told: dict[str, list[dict[str, Any]]] = {who: [] for who in contenders}
     rows, rounds = (ROWS, ROUNDS) if enabled else (20_000, 1)
 
     def turn() -> None:
