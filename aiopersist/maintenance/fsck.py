@@ -23,7 +23,7 @@ from pydantic import BaseModel
 
 from aiopersist.data.lazy import pa
 from aiopersist.data.updates.consolidate import diff_sum, sort_and_consolidate
-from aiopersist.data.updates.order import flat, row_key
+from aiopersist.data.updates.order import row_key
 from aiopersist.data.updates.times import advance, filter_times
 from aiopersist.errors import (
     Corruption,
@@ -210,7 +210,7 @@ async def _part(
 
 def _faults_of_order(table: "pa.Table", last: Any) -> set[str]:
     faults = set()
-    if not _same(sort_and_consolidate(table), table):
+    if sort_and_consolidate(table) is not table:
         faults.add("its rows are not sorted and consolidated")
     if last is not None and table.num_rows and row_key(table, 0) < last:
         faults.add("it does not continue its run")
@@ -229,13 +229,3 @@ def _faults_of_times(table: "pa.Table", batch: HollowBatch, part: HollowPart) ->
     if is_bounded and filter_times(table, upper=batch.upper).num_rows < table.num_rows:
         faults.add(f"it has times at or beyond its upper {batch.upper}")
     return faults
-
-
-def _same(a: "pa.Table", b: "pa.Table") -> bool:
-    """Whether both have the same rows, where NaN equals NaN, which Arrow does not say."""
-    if a.equals(b):
-        return True
-    import polars as pl
-
-    frames = [pl.from_arrow(flat(table)) for table in (a, b)]
-    return all(isinstance(frame, pl.DataFrame) for frame in frames) and bool(frames[0].equals(frames[1]))  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ from aiopersist.shard.register import Register
 from aiopersist.storage.wishes import MARGIN, MOST_S, slot_after
 
 WISHES_MAX = 2  # of one call: others may have wished at the same moment
-LINGER_S = 1.0  # after the last slot of a client
+LINGER_S = 0.25  # after the last slot of a client
 
 
 def begin(registers: Collection[Register]) -> None:

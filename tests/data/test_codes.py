@@ -11,6 +11,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates import codes
+from aiopersist.data.updates.assemble import whole
 from aiopersist.data.updates.consolidate import sort_and_consolidate, sorted_rows
 from aiopersist.data.updates.convert import to_table
 from aiopersist.data.updates.sizes import cut, goodbytes, groups, row_bytes
@@ -72,11 +73,11 @@ def test_sorted_runs_are_merged_and_what_is_sorted_stays() -> None:
 def test_a_column_in_pieces_of_one_array_is_not_copied() -> None:
     column = pa.array([b"a", b"bb", b"ccc", b"dddd", b"e"]).slice(1)
     pieces = pa.chunked_array([column.slice(0, 1), column.slice(1, 2), column.slice(3)])
-    found = codes.whole(pieces)
+    found = whole(pieces)
     assert found.equals(column)
     assert found.buffers()[2].address == column.buffers()[2].address
     other = pa.chunked_array([column.slice(1, 2), column.slice(0, 1)])
-    assert codes.whole(other).to_pylist() == [b"ccc", b"dddd", b"bb"]
+    assert whole(other).to_pylist() == [b"ccc", b"dddd", b"bb"]
 
 
 @cases
@@ -90,7 +91,7 @@ def test_the_size_of_each_row(case: oracle.Case) -> None:
     @given(oracle.rows_of(case))
     def check(rows: list[Any]) -> None:
         table = to_table(rows, schema)
-        sizes = [row_bytes(codes.whole(column)) + np.zeros(len(rows), int) for column in table.columns]
+        sizes = [row_bytes(whole(column)) + np.zeros(len(rows), int) for column in table.columns]
         want = [goodbytes(table.slice(row, 1)) for row in range(len(rows))]
         assert list(sum(sizes)) == want
 

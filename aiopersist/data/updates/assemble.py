@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aiopersist.data.lazy import pa
+from aiopersist.data.lazy import np, pa
 from aiopersist.data.plain import empty_table, int64_scalar
 from aiopersist.data.types.schema import Schema
 from aiopersist.frontier import Time
@@ -34,3 +34,46 @@ def at_time(table: pa.Table, time: Time, schema: Schema[Any, Any, Any]) -> pa.Ta
     column = pa.repeat(scalar, rows) if rows else pa.nulls(0, field.type)  # Arrow repeats no list zero times
     columns = [table.column("key"), table.column("val"), column, table.column("diff")]
     return pa.table(columns, schema=schema.arrow_schema)
+
+
+def whole(column: Any) -> pa.Array:
+    """The column as one array; its texts with offsets of 64 bits where 32 are not enough."""
+    if isinstance(column, pa.Array):
+        return column
+    if column.num_chunks != 1:
+        t = column.type
+        if column.nbytes >= 2**31 and (pa.types.is_string(t) or pa.types.is_binary(t)):
+            column = column.cast(pa.large_string() if pa.types.is_string(t) else pa.large_binary())
+        column = _rejoined(column.chunks) or column.combine_chunks()
+    return column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+
+
+def _rejoined(chunks: Sequence[pa.Array]) -> pa.Array | None:
+    """The chunks as one array without a copy, if they are slices of one that follow each other."""
+    if not chunks or pa.types.is_nested(chunks[0].type):
+        return None
+    places, end = _places(chunks[0]), chunks[0].offset
+    for chunk in chunks:
+        if chunk.offset != end or _places(chunk) != places:
+            return None
+        end += len(chunk)
+    start = chunks[0].offset
+    return pa.Array.from_buffers(chunks[0].type, end - start, chunks[0].buffers(), offset=start)
+
+
+def _places(chunk: pa.Array) -> list[tuple[int, int] | None]:
+    return [None if buffer is None else (buffer.address, buffer.size) for buffer in chunk.buffers()]
+
+
+def numbers(column: pa.Array) -> Any:
+    """The numbers of a column without nulls. No copy."""
+    t = column.type
+    kind = "f" if pa.types.is_floating(t) else "u" if pa.types.is_unsigned_integer(t) else "i"
+    dtype = np.dtype(f"{kind}{t.bit_width // 8}")
+    return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
+
+
+def column_of(ints: Any) -> pa.Int64Array:
+    """The numbers as a column. No copy of an array of int64."""
+    ints = np.ascontiguousarray(ints, np.int64)
+    return pa.Array.from_buffers(pa.int64(), len(ints), [None, pa.py_buffer(ints)])

@@ -18,6 +18,7 @@ from typing import Any
 
 from aiopersist.data.lazy import np, pa, pc, pl
 from aiopersist.data.plain import integer_of
+from aiopersist.data.updates.assemble import column_of, numbers
 
 Array = Any
 Codes = Any  # a numpy array of uint64, or of what numpy orders in the same way
@@ -27,49 +28,6 @@ Code = Callable[[Any], Codes]
 TEXT_CODES = 6  # of a text, before those that tie still are ranked by all their bytes
 SAMPLE = 1024
 SIGN = 1 << 63
-
-
-def whole(column: Any) -> Array:
-    """The column as one array; its texts with offsets of 64 bits where 32 are not enough."""
-    if isinstance(column, pa.Array):
-        return column
-    if column.num_chunks != 1:
-        t = column.type
-        if column.nbytes >= 2**31 and (pa.types.is_string(t) or pa.types.is_binary(t)):
-            column = column.cast(pa.large_string() if pa.types.is_string(t) else pa.large_binary())
-        column = _rejoined(column.chunks) or column.combine_chunks()
-    return column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
-
-
-def _rejoined(chunks: Sequence[Array]) -> Array | None:
-    """The chunks as one array without a copy, if they are slices of one that follow each other."""
-    if not chunks or pa.types.is_nested(chunks[0].type):
-        return None
-    places, end = _places(chunks[0]), chunks[0].offset
-    for chunk in chunks:
-        if chunk.offset != end or _places(chunk) != places:
-            return None
-        end += len(chunk)
-    start = chunks[0].offset
-    return pa.Array.from_buffers(chunks[0].type, end - start, chunks[0].buffers(), offset=start)
-
-
-def _places(chunk: Array) -> list[tuple[int, int] | None]:
-    return [None if buffer is None else (buffer.address, buffer.size) for buffer in chunk.buffers()]
-
-
-def numbers(column: Array) -> Any:
-    """The numbers of a column without nulls. No copy."""
-    t = column.type
-    kind = "f" if pa.types.is_floating(t) else "u" if pa.types.is_unsigned_integer(t) else "i"
-    dtype = np.dtype(f"{kind}{t.bit_width // 8}")
-    return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
-
-
-def column_of(ints: Any) -> pa.Int64Array:
-    """The numbers as a column. No copy of an array of int64."""
-    ints = np.ascontiguousarray(ints, np.int64)
-    return pa.Array.from_buffers(pa.int64(), len(ints), [None, pa.py_buffer(ints)])
 
 
 def ordered(leaves: Sequence[Array], rows: int) -> tuple[Any, Any]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from aiopersist.data.lazy import np, pa
-from aiopersist.data.updates.codes import column_of, numbers, ordered, whole
+from aiopersist.data.updates.assemble import column_of, numbers, whole
+from aiopersist.data.updates.codes import ordered
 from aiopersist.data.updates.order import flatten
 from aiopersist.data.updates.sizes import row_bytes
 

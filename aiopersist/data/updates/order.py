@@ -39,14 +39,6 @@ def flatten(column: Column, leaves: list[Column]) -> None:
         leaves.append(_viewed(column, _without_moments(t)))
 
 
-def flat(table: pa.Table | pa.RecordBatch) -> pa.Table:
-    """The leaves of all columns, as polars takes them."""
-    leaves: list[Column] = []
-    for column in table.columns:
-        flatten(column, leaves)
-    return pa.table(leaves, [str(i) for i in range(len(leaves))])
-
-
 def row_keys(table: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> list[tuple[Any, ...]]:
     """A tuple per row; the tuples compare as the rows do, by the given columns."""
     keys = [_column_keys(table.column(name), table.schema.field(name).nullable) for name in columns]

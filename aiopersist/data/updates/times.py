@@ -7,18 +7,17 @@ operations work on components, so ints are product times of length one.
 from __future__ import annotations
 
 from functools import reduce
-from itertools import chain
 from typing import Any
 
-from aiopersist.data.lazy import pa, pc, pl
-from aiopersist.data.plain import int64_array, int64_scalar
+from aiopersist.data.lazy import np, pa, pc
+from aiopersist.data.plain import int64_scalar
+from aiopersist.data.updates.assemble import column_of, numbers, whole
 from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.frontier import TIME_MAX, Antichain, Time
 
 GREATEST_ROWS = 8192  # so many product times are reduced to the maximal ones
 PRUNINGS = 256  # bounds the work if no time is greater than another
 FEW_ROWS = 64  # fewer times are not worth the kernels
-ROWS_ON_THE_LOOP = 256  # so many are put together without polars, which takes a while to start
 
 
 def components(times: pa.ChunkedArray | pa.Array) -> list[pa.ChunkedArray | pa.Array]:
@@ -33,14 +32,14 @@ def from_components(parts: list[pa.ChunkedArray | pa.Array], time_type: pa.DataT
     if not pa.types.is_fixed_size_list(time_type):
         return parts[0] if isinstance(parts[0], pa.ChunkedArray) else pa.chunked_array([parts[0]])
     # A row-major walk over the components is the child array of the lists.
-    if len(parts[0]) <= ROWS_ON_THE_LOOP:
-        rows = zip(*(part.to_pylist() for part in parts), strict=True)
-        values = int64_array(list(chain.from_iterable(rows)))
-    else:
-        flat = pl.DataFrame([pl.Series(str(i), pl.from_arrow(part)) for i, part in enumerate(parts)])
-        values = flat.select(pl.concat_arr(pl.all()).explode()).to_series().to_arrow()
+    values = column_of(_matrix(parts).ravel())
     lists = pa.FixedSizeListArray.from_arrays(values, type=time_type)
     return pa.chunked_array([lists], time_type)
+
+
+def _matrix(parts: list[pa.ChunkedArray | pa.Array]) -> Any:
+    """The components as a numpy array, a row for each time."""
+    return np.column_stack([numbers(whole(part)) for part in parts])
 
 
 def _each(kernel: Any, parts: list[Any], element: Time) -> list[Any]:
@@ -163,7 +162,7 @@ class Greatest:
 
     def __init__(self) -> None:
         self._int: int | None = None
-        self._seen: list[pl.DataFrame] = []
+        self._seen: list[Any] = []
         self._rows = 0
         self._rows_max = GREATEST_ROWS
 
@@ -175,8 +174,8 @@ class Greatest:
         if len(parts) == 1:
             self.add_int(pc.max(parts[0]).as_py())
             return
-        frame = pl.DataFrame([pl.Series(str(i), pl.from_arrow(part)) for i, part in enumerate(parts)])
-        self._see(frame if table.num_rows < FEW_ROWS else _maximal(frame))
+        times = _matrix(parts)
+        self._see(times if table.num_rows < FEW_ROWS else _maximal(times))
 
     def add_int(self, time: int) -> None:
         if self._int is None or time > self._int:
@@ -186,44 +185,42 @@ class Greatest:
         """Add the times of `other`."""
         if other._int is not None:
             self.add_int(other._int)
-        for frame in other._seen:
-            self._see(frame)
+        for times in other._seen:
+            self._see(times)
 
     def beyond(self, frontier: Antichain) -> Time | None:
         """A time at or beyond `frontier`; `None` if there is none."""
         if self._int is not None:
             return self._int if frontier.less_equal(self._int) else None
-        for frame in self._seen:
-            row = _first(_beyond([column.to_arrow() for column in frame.get_columns()], frontier), True)
+        for times in self._seen:
+            row = _first(_beyond([column_of(component) for component in times.T], frontier), True)
             if row is not None:
-                return frame.row(row)
+                return tuple(times[row].tolist())
         return None
 
-    def _see(self, frame: pl.DataFrame) -> None:
-        self._seen.append(frame)
-        self._rows += frame.height
+    def _see(self, times: Any) -> None:
+        self._seen.append(times)
+        self._rows += len(times)
         if self._rows >= self._rows_max or len(self._seen) >= FEW_ROWS:
-            self._seen = [_maximal(pl.concat(self._seen))]
-            self._rows = self._seen[0].height
+            self._seen = [_maximal(np.concatenate(self._seen))]
+            self._rows = len(self._seen[0])
             self._rows_max = max(GREATEST_ROWS, 2 * self._rows)
 
 
-def _maximal(times: pl.DataFrame) -> pl.DataFrame:
+def _maximal(times: Any) -> Any:
     """The rows for which no other row is greater, each once. Pairs are sorted downwards: maximal are those
     whose second component is greater than all before. Longer times: a row with the greatest sum is maximal,
     the rows below it are dropped, and so on, at most `PRUNINGS` times, so a few other rows may stay."""
-    if times.width == 2:
-        rest = times.sort(times.columns, descending=True)
-        second = rest.get_column(times.columns[1])
-        return rest.filter(second > second.cum_max().shift(1, fill_value=-1))
-    rest = times.unique()
-    kept: list[tuple[int, ...]] = []
-    total = pl.sum_horizontal(pl.all().cast(pl.Float64))
-    while rest.height and len(kept) < PRUNINGS:
-        row = rest.row(rest.select(total.arg_max()).item())
-        kept.append(row)
-        rest = rest.filter(pl.any_horizontal(*(pl.col(c) > v for c, v in zip(times.columns, row))))
-    return pl.concat([pl.DataFrame(kept, schema=times.schema, orient="row"), rest])
+    if times.shape[1] == 2:
+        pairs = times[np.lexsort(times.T[::-1])[::-1]]
+        greatest = np.maximum.accumulate(pairs[:, 1])
+        return pairs[np.concatenate([[True], greatest[1:] > greatest[:-1]])]
+    rest: Any = np.unique(times, axis=0)
+    kept = list[Any]()
+    while len(rest) and len(kept) < PRUNINGS:
+        kept.append(rest[rest.sum(axis=1, dtype=np.float64).argmax()])
+        rest = rest[(rest > kept[-1]).any(axis=1)]
+    return np.concatenate([np.array(kept, np.int64), rest])
 
 
 def _tuple(time: Time) -> tuple[int, ...]:
