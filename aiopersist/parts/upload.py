@@ -19,7 +19,6 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, S
 from contextlib import aclosing
 from functools import partial
 from itertools import pairwise
-from math import inf
 from threading import Event
 from typing import Any, NamedTuple
 
@@ -49,7 +48,7 @@ from aiopersist.state.record import HollowPart
 
 ON_THE_LOOP_ROWS = 256  # converting and sorting fewer rows is faster than reaching a thread
 ON_THE_LOOP_BYTES = 64 * 1024
-RUN_PARTS = 4  # of a table are sorted together
+RUN_PARTS = 2  # of a table are sorted together
 SORTING = 1  # runs of a batch sorted at once: a sort takes the memory of its columns once more
 
 
@@ -294,8 +293,10 @@ class Upload:
         else:
             async with self._sorting:
                 found = await self._stack.compute(sorted_rows, only)
-            ends = [0, *found.cuts(inf if len(keys) == 1 else self._target)]
-            tables = [partial(found.tables, start, end, group) for start, end in pairwise(ends)]
+            ends = [len(found)]
+            if len(keys) > 1:
+                ends = await self._stack.compute(found.cuts, self._target)
+            tables = [partial(found.tables, start, end, group) for start, end in pairwise([0, *ends])]
         jobs = [partial(self._upload_part, some, key) for some, key in zip(tables, keys, strict=False)]
         return [part for part in await run_bounded(len(keys), jobs) if part is not None]
 

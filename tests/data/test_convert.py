@@ -314,13 +314,14 @@ def test_pieces_of_an_iterator_are_bounded_in_bytes_too() -> None:
     assert [len(piece) for piece in chunks_of(small)] == [8192, 8192, 20_000 - 2 * 8192]
 
 
-def test_small_chunks_of_a_table_are_taken_together() -> None:
+def test_small_chunks_of_a_table_are_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: a table of many small chunks takes few trips to a thread; one chunk takes a bounded copy; errors
     count the rows of the whole table."""
     small = pa.table({"key": [1, 2], "val": [b"x", b"y"], "time": [0, 0], "diff": [1, 1]})
     (piece,) = chunks_of(pa.concat_tables([small] * 500))
     assert piece.num_rows == 1000
     large = pa.table({"key": [1] * 20, "val": [bytes(1_000_000)] * 20, "time": [0] * 20, "diff": [1] * 20})
+    monkeypatch.setattr("aiopersist.data.updates.convert.COPIED_BYTES", 32_000_000)
     pieces = list(chunks_of(pa.concat_tables([large.combine_chunks()] * 4)))
     assert [piece.num_rows for piece in pieces] == [20] * 4
     wrong = pa.concat_tables([small, small.set_column(1, "val", [pa.array([b"x", None])])])

@@ -12,7 +12,7 @@ The idea is that of normalized keys; see Graefe, "Implementing Sorting in Databa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,7 @@ SAMPLE = 1024
 SIGN = 1 << 63
 
 
-def ordered(leaves: Sequence[Array], rows: int) -> tuple[Any, Any]:
+def ordered(leaves: Iterable[Array], rows: int) -> tuple[Any, Any]:
     """The order of the rows of these leaves, as row numbers, and for each row of it but the last whether the
     next one is equal. Rows that are in order stay as they are."""
     order, same = np.arange(rows), np.ones(rows - 1, bool)

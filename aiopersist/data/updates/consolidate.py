@@ -113,7 +113,9 @@ def sorted_rows(only: list[pa.Table]) -> Consolidated:
     """As `sort_and_consolidate`: what makes tables of the result. The table is taken from the list `only`."""
     from aiopersist.data.updates.many import consolidated
 
-    return consolidated(only, partial(_in_64_bits, None))
+    found = consolidated(only, partial(_in_64_bits, None))
+    found.gather()
+    return found
 
 
 def _by_codes(table: pa.Table, final: Schema[Any, Any, Any] | None) -> pa.Table:

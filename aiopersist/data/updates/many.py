@@ -22,7 +22,7 @@ class Consolidated:
     """Rows in their order, each as the number of its row in the columns, and its sum. Tables of them are made
     as they are asked for, so that not all of them are copied at once."""
 
-    def __init__(self, schema: pa.Schema, columns: dict[str, Any], rows: Any, sums: Any) -> None:
+    def __init__(self, schema: pa.Schema, columns: _Columns, rows: Any, sums: Any) -> None:
         self._schema = schema
         self._columns = columns
         self._rows = rows
@@ -33,9 +33,13 @@ class Consolidated:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def gather(self) -> None:
+        """So that several threads may ask for tables."""
+        self._columns.all()
+
     def cuts(self, target_bytes: float) -> list[int]:
         """The ends of the parts that reach so many goodbytes, and of the rest."""
-        sizes = sum(row_bytes(column) for column in self._columns.values()) + DIFF_BYTES
+        sizes = sum(row_bytes(column) for column in self._columns.all().values()) + DIFF_BYTES
         reached = np.cumsum(sizes[self._rows] if np.ndim(sizes) else np.full(len(self), sizes))
         ends, before = [0], 0
         while ends[-1] < len(self):
@@ -54,7 +58,7 @@ class Consolidated:
         rows, sums = self._rows[some], self._sums[some]
         try:
             at, schema = column_of(rows), self._schema
-            taken = [_cast(c.take(at), schema.field(name).type) for name, c in self._columns.items()]
+            taken = [_cast(c.take(at), schema.field(name).type) for name, c in self._columns.all().items()]
             return [pa.table([*taken, column_of(sums)], schema=schema)]
         except pa.ArrowInvalid:
             if len(rows) == 1:
@@ -63,25 +67,47 @@ class Consolidated:
         return [t for part in (slice(some.start, half), slice(half, some.stop)) for t in self._taken(part)]
 
 
+class _Columns(dict[str, Any]):
+    """The columns of a table, each made one array when it is first needed: who finds all in order reads the
+    keys alone. The table has it no longer then, so its memory may be freed."""
+
+    def __init__(self, table: pa.Table, names: list[str]) -> None:
+        self._table = table
+        self._names = names
+
+    def __missing__(self, name: str) -> Any:
+        column = self[name] = whole(self._table.column(name))
+        self._table = self._table.drop_columns([name])
+        return column
+
+    def leaves(self) -> Iterator[Any]:
+        """Those of one column after the other."""
+        for name in self._names:
+            leaves = list[Any]()
+            flatten(self[name], leaves)
+            yield from leaves
+
+    def all(self) -> dict[str, Any]:
+        """All of them, in their order."""
+        return {name: self[name] for name in self._names}
+
+
 def consolidated(only: list[pa.Table], fit: Fit) -> Consolidated:
     """The updates of the table in the list `only`, by their codes. It is taken from the list, so that its
     memory is freed column by column. `fit` makes diffs of 64 bits of sums that may need more."""
     table = only.pop()
     names = [name for name in table.column_names if name != "diff"]
     schema = pa.schema([table.schema.field(name) for name in [*names, "diff"]])
-    columns, leaves, count = dict[str, Any](), list[Any](), table.num_rows
-    diffs = numbers(whole(table.column("diff")))
-    for name in names:
-        columns[name] = whole(table.column(name))
-        table = table.drop_columns([name])
-        flatten(columns[name], leaves)
-    order, same = ordered(leaves, count)
+    diffs, count = numbers(whole(table.column("diff"))), table.num_rows
+    columns = _Columns(table, names)
+    del table
+    order, same = ordered(columns.leaves(), count)
     diffs = diffs[order]
     if same.any():
         starts = np.flatnonzero(np.concatenate([[True], ~same]))
         rows, sums = order[starts], _summed(diffs, starts)
         if sums.dtype == object:
-            rows, sums = fit(columns, rows, sums)
+            rows, sums = fit(columns.all(), rows, sums)
     else:
         rows, sums = order, diffs
     if not sums.all():
