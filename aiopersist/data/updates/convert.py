@@ -37,9 +37,7 @@ ROWS_AT_ONCE = 8192  # rows of an iterator that are converted together,
 BYTES_AT_ONCE = 8 * 1024 * 1024  # or fewer, if they are large
 ELEMENTS_MEASURED = 1000  # of a list: a longer list is large anyway
 _FLAT = {int, float, bool, type(None), datetime}  # most values of one size
-COPIED_BYTES = (
-    256 * 1024 * 1024
-)  # of Arrow data that is given as a whole: copied together, and sorted from there,
+COPIED_BYTES = 256 * 1024 * 1024  # of Arrow data that is given as a whole: copied together,
 COPIED_ROWS = 1024  # but no fewer rows: a slice counts all the bytes that it shares with others
 
 
