@@ -22,7 +22,7 @@ class Consolidated:
     """Rows in their order, each as the number of its row in the columns, and its sum. Tables of them are made
     as they are asked for, so that not all of them are copied at once."""
 
-    def __init__(self, schema: pa.Schema, columns: _Columns, rows: Any, sums: Any) -> None:
+    def __init__(self, schema: pa.Schema, columns: _ColumnsOnDemand, rows: Any, sums: Any) -> None:
         self._schema = schema
         self._columns = columns
         self._rows = rows
@@ -67,7 +67,7 @@ class Consolidated:
         return [t for part in (slice(some.start, half), slice(half, some.stop)) for t in self._taken(part)]
 
 
-class _Columns(dict[str, Any]):
+class _ColumnsOnDemand(dict[str, Any]):
     """The columns of a table, each made one array when it is first needed: who finds all in order reads the
     keys alone. The table has it no longer then, so its memory may be freed."""
 
@@ -99,7 +99,7 @@ def consolidated(only: list[pa.Table], fit: Fit) -> Consolidated:
     names = [name for name in table.column_names if name != "diff"]
     schema = pa.schema([table.schema.field(name) for name in [*names, "diff"]])
     diffs, count = numbers(whole(table.column("diff"))), table.num_rows
-    columns = _Columns(table, names)
+    columns = _ColumnsOnDemand(table, names)
     del table
     order, same = ordered(columns.leaves(), count)
     diffs = diffs[order]
