@@ -94,11 +94,14 @@ class Upload:
         """How many parts are gathered before they are sorted together."""
         self._parts: list[_FinishedPart] = []
         self._sorting = asyncio.Semaphore(SORTING)
+        self._outstanding = self._stack.settings.batch_builder_max_outstanding_parts
+        self._room = asyncio.Semaphore(self._outstanding)
+        """For the parts that are encoded and uploaded: those of one run are more than one."""
 
     @property
     def parts_in_flight(self) -> int:
         """Parts that were started and not collected yet."""
-        return sum(parts for _, parts in self._in_flight)
+        return min(sum(parts for _, parts in self._in_flight), self._outstanding)
 
     @property
     def _target(self) -> int:
@@ -264,7 +267,7 @@ class Upload:
 
     async def _make_room(self) -> None:
         """Wait for the oldest parts until one more may be in flight."""
-        while self.parts_in_flight >= self._stack.settings.batch_builder_max_outstanding_parts:
+        while self.parts_in_flight >= self._outstanding:
             self.write_stalls += 1
             await self._collect()
 
@@ -297,17 +300,19 @@ class Upload:
             if len(keys) > 1:
                 ends = await self._stack.compute(found.cuts, self._target)
             tables = [partial(found.tables, start, end, group) for start, end in pairwise([0, *ends])]
+        assert len(tables) <= len(keys)  # each part but the last has the target
         jobs = [partial(self._upload_part, some, key) for some, key in zip(tables, keys, strict=False)]
         return [part for part in await run_bounded(len(keys), jobs) if part is not None]
 
     async def _upload_part(
         self, tables: "Callable[[], Iterator[pa.Table]]", key: str
     ) -> "_FinishedPart | None":
-        encoded = await self._stack.compute(self._encode, tables)
-        if encoded is None:
-            return None
-        part, first, last, diffs = encoded
-        hollow = await put(self._stack.blob, key, part, self._schema_id)
+        async with self._room:
+            encoded = await self._stack.compute(self._encode, tables)
+            if encoded is None:
+                return None
+            part, first, last, diffs = encoded
+            hollow = await put(self._stack.blob, key, part, self._schema_id)
         return _FinishedPart(hollow.replace(key_lower=None) if self._raw else hollow, first, last, diffs)
 
     def _encode(

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import aiopersist as ap
@@ -200,6 +201,32 @@ async def test_so_many_parts_are_in_flight_at_most(outstanding: int) -> None:
         batch = await b.finish(1)
         assert batch.len == 60_000
         assert b.write_stalls == len(batch.parts) - outstanding
+        await batch.delete()
+
+
+@pytest.mark.parametrize("outstanding", [1, 2, 5])
+async def test_the_parts_of_one_table_are_no_more_at_once(outstanding: int) -> None:
+    """Goal: also those that were sorted together, beside one that was there before."""
+    limits = {"blob_target_size": 50_000, "batch_builder_max_outstanding_parts": outstanding, **NEVER_INLINE}
+    table = pa.table({"key": [f"{n:06}" for n in range(9000)], "val": range(9000)})
+    table = table.append_column("time", [[0] * 9000]).append_column("diff", [[1] * 9000])
+    async with rig(Gate(), **limits) as r, r.client.writer("t", SCHEMA) as w, w.builder(0) as b:
+        await b.extend([("a", 1, 0, 1)] * 2000)
+        extending = asyncio.create_task(b.extend(table))
+        most = 0
+        while not extending.done() or b.parts_in_flight > b.parts_finished:
+            waiting = [event for event in r.faults.waiting if not event.is_set()]
+            most = max(most, len(waiting), b.parts_in_flight)
+            if extending.done() and not waiting:
+                break
+            await asyncio.sleep(0.02)
+            for event in waiting[:1]:
+                event.set()
+        await extending
+        r.faults.let_all()
+        batch = await b.finish(1)
+        assert min(outstanding, 2) <= most <= outstanding
+        assert batch.len == 9001
         await batch.delete()
 
 
