@@ -198,8 +198,9 @@ class StashSession:
         losses.lost(losses.planned + 1, now)
         if slot_s := losses.slot_s:
             waited_s = losses.waited_s(now)
-            for_s = slot_after(self.store.stand_back_s(opener.id, waited_s), slot_s)
-            losses.slot_until = now + for_s
+            ahead_s = self.store.stand_back_s(opener.id, waited_s)
+            for_s = slot_after(ahead_s, slot_s)
+            losses.wished(now, waited_s, ahead_s, for_s)
             with suppress(Exception):  # it decides nothing
                 await self.store.wish(opener.id, for_s, waited_s)
 

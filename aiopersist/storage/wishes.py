@@ -124,10 +124,10 @@ class Losses:
             return 0.0
         return MARGIN * self.needs_s
 
-    def wait_s(self, stand_back_s: Callable[[float], float], now: float, waited_s: float = 0.0) -> float:
+    def wait_s(self, stand_back_s: Callable[[float], float], now: float) -> float:
         """How long to stand back before the next try. `stand_back_s` tells how long those wish who have
-        waited for longer than so long. `waited_s`: for how long its caller has, at least."""
-        wait_s = min(stand_back_s(max(self.waited_s(now), waited_s)), MOST_S)
+        waited for longer than so long."""
+        wait_s = min(stand_back_s(self.waited_s(now)), MOST_S)
         return wait_s if self.in_a_row or now >= self.slot_until else 0.0
 
     def waited(self, wait_s: float) -> None:

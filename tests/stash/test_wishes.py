@@ -51,6 +51,24 @@ async def test_on_postgres(postgres_url: str) -> None:
     await check(postgres_url)
 
 
+async def test_who_loses_has_waited_since_its_first_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: a wish tells how long its opener waits; who has one already has waited no longer for that."""
+    told: list[float] = []
+    async with ap.stash.open(f"mem://{uuid.uuid4().hex}", exclusive=False) as stash:
+        session = stash._session
+        opener = session.writing()
+
+        async def wish(opener_id: str, for_s: float, waited_s: float) -> None:
+            told.append(waited_s)
+
+        monkeypatch.setattr(session.store, "wish", wish)
+        losses = session._losses[frozenset({1})]
+        for _ in range(4):
+            await session._lost(opener, losses)
+    assert len(told) == 3, "it wishes from the second loss on"
+    assert all(0 <= waited_s < LONG_S for waited_s in told)
+
+
 async def test_a_clock_that_steps_back_prolongs_no_wish(tmp_path: Path) -> None:
     """Goal: the moments of a file are those of the clock of the host."""
     path = tmp_path / "stash.db"
