@@ -1,11 +1,11 @@
-"""The order of rows by *codes*: unsigned 64-bit numbers whose order is that of the values.
+"""The order of rows by *codes*: 64-bit numbers whose order is that of the values.
 
-A leaf of a column has one code for each row, or several, the most significant first: a number has one, with
-its sign bit flipped; a text has one for each eight bytes behind the prefix that all texts share, padded with
-zeros, and its length at the end. Nulls are less than all else. Rows are ordered by the first code; where
-neighbours are equal, and only there, by the next. So most tables are ordered by one sort of integers, four
-times as fast as by their values, and the values behind the keys are seldom looked at. Sorted runs that follow
-each other are found and merged, which takes a tenth of a sort.
+A leaf of a column has one code for each row, or several, the most significant first: a number has one,
+itself or, of a float, its bits; a text has one for each eight bytes behind the prefix that all texts share,
+padded with zeros, and its length at the end. Nulls are less than all else. Rows are ordered by the first
+code; where neighbours are equal, and only there, by the next. So most tables are ordered by one sort of
+integers, four times as fast as by their values, and the values behind the keys are seldom looked at. Sorted
+runs that follow each other are found and merged, which takes a tenth of a sort.
 
 The idea is that of normalized keys; see Graefe, "Implementing Sorting in Database Systems" (2006).
 """
@@ -21,7 +21,7 @@ from aiopersist.data.plain import integer_of
 from aiopersist.data.updates.assemble import column_of, numbers
 
 Array = Any
-Codes = Any  # a numpy array of uint64, or of what numpy orders in the same way
+Codes = Any  # a numpy array of integers or bools
 Code = Callable[[Any], Codes]
 """Gives the codes of these rows: an array of row numbers, or `None` for all of them."""
 
@@ -80,7 +80,7 @@ def _codes(leaf: Array) -> Iterator[Code]:
     valid = None
     if leaf.null_count:
         valid = _bits(leaf.is_valid())
-        yield lambda rows: valid if rows is None else valid[rows]
+        yield partial(_at, valid)
     if pa.types.is_temporal(t):
         leaf, t = leaf.view(integer_of(t)), integer_of(t)
     if pa.types.is_list(t):
@@ -100,18 +100,23 @@ def _bits(column: Array) -> Any:
     return bits[column.offset :].view(bool)
 
 
+def _at(values: Any, rows: Any) -> Any:
+    """Those of these rows; of all for `None`."""
+    return values if rows is None else values[rows]
+
+
 def _number_codes(leaf: Array, valid: Any) -> Code:
     if pa.types.is_boolean(leaf.type):
         values = _bits(leaf if valid is None else pc.fill_null(leaf, False))
-        return lambda rows: values if rows is None else values[rows]
+        return partial(_at, values)
     values = numbers(leaf)
 
     def code(rows: Any) -> Codes:
-        found = values if rows is None else values[rows]
+        found = _at(values, rows)
         if values.dtype.kind == "f":  # by their bits: the stored ones have one zero, and one NaN, above all
             bits = found.astype(np.float64).view(np.int64)
             found = bits ^ ((bits >> 63) & np.int64(2**63 - 1))
-        return found if valid is None else np.where(valid if rows is None else valid[rows], found, 0)
+        return found if valid is None else np.where(_at(valid, rows), found, 0)
 
     return code
 
@@ -120,8 +125,8 @@ def _decimal_codes(leaf: Array, valid: Any) -> Iterator[Code]:
     words = np.frombuffer(leaf.buffers()[1], np.uint64, 2 * len(leaf), leaf.offset * 16).reshape(-1, 2)
 
     def code(word: int, flip: int, rows: Any) -> Codes:
-        found = (words if rows is None else words[rows])[:, word] ^ np.uint64(flip)
-        return found if valid is None else np.where(valid if rows is None else valid[rows], found, 0)
+        found = _at(words, rows)[:, word] ^ np.uint64(flip)
+        return found if valid is None else np.where(_at(valid, rows), found, 0)
 
     yield lambda rows: code(1, SIGN, rows)
     yield lambda rows: code(0, 0, rows)
@@ -165,23 +170,22 @@ class _Text:
 
     def words(self, position: int, rows: Any) -> Codes:
         """Eight bytes of each from there on, zeros behind the end."""
-        at = (self.start if rows is None else self.start[rows]) + position
+        at = _at(self.start, rows) + position
         if self._greatest + position > self._last:  # of the last ones there are fewer than eight
             beyond = np.maximum(at - self._last, 0)
-            found = self._words[np.minimum(at, self._last)].byteswap() << np.minimum(beyond * 8, 63).view(
-                "u8"
-            )
+            found = self._words[np.minimum(at, self._last)].byteswap()
+            found <<= np.minimum(beyond * 8, 63).view("u8")
             found[beyond >= 8] = 0
         else:
             found = self._words[at].byteswap()
         if self.shortest < position + 8:
-            left = (self.length if rows is None else self.length[rows]) - position
+            left = _at(self.length, rows) - position
             gone = np.clip(64 - left * 8, 0, 63).view("u8")
             found = np.where(left > 0, found >> gone << gone, 0)
         return found
 
     def lengths(self, rows: Any) -> Codes:
-        return self.length if rows is None else self.length[rows]
+        return _at(self.length, rows)
 
     def common_prefix(self) -> int:
         """How many bytes all have in common; as few as a sample has."""
