@@ -196,9 +196,10 @@ class _Text:
 
     def _shared(self, rows: Any, most: int) -> int:
         """How many of the first `most` bytes these rows have in common."""
+        set_bits: Any = np.bitwise_or.reduce  # its overloads take no array, in some versions
         for position in range(0, most, 8):
             words = self.words(position, rows)
-            differ = int(np.bitwise_or.reduce(words ^ words[0]))  # type: ignore[call-overload]  # an array
+            differ = int(set_bits(words ^ words[0]))
             if differ:
                 return min(position + (64 - differ.bit_length()) // 8, most)
         return most
