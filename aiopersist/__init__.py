@@ -2,69 +2,51 @@
 
 `ap.open` gives a client; `client.writer` and `client.reader` give handles on a shard.
 
-`import aiopersist` imports what every client needs. A name of what only some use is imported when it is first
-looked up.
+A name is imported when it is first looked up: `import aiopersist` alone imports nothing. A client takes 0.1 s
+of processor time: a program that looks up `ap.Client` before its event loop runs imports it there.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from aiopersist.client import Client
-from aiopersist.data.part.stats import ColumnStats
-from aiopersist.data.types.schema import Codec, Schema
-from aiopersist.data.updates.updates import Update, Updates
-from aiopersist.errors import (
-    AlreadyAppended,
-    BatchExpired,
-    CodecMismatch,
-    Conflict,
-    Corruption,
-    DiffOverflow,
-    Error,
-    IncompatibleSchema,
-    Indeterminate,
-    InvalidLocation,
-    InvalidUpdate,
-    InvalidUsage,
-    KeyExists,
-    LeaseExpired,
-    MissingPart,
-    NotReadable,
-    OpaqueMismatch,
-    SchemaMismatch,
-    ShardFinalized,
-    SinceViolation,
-    StorageUnavailable,
-    SubscriptionExpired,
-    UnknownShard,
-    Unsupported,
-    UpperMismatch,
-    UsageKind,
-)
-from aiopersist.frontier import Antichain, Description, advance
-from aiopersist.opening import open  # noqa: A004  # `ap.open`
-from aiopersist.read.handle import ReadHandle
-from aiopersist.read.leased import LeasedPart
-from aiopersist.read.listen import Listen, Progress, Step
-from aiopersist.read.snapshot import Snapshot, SnapshotStats
-from aiopersist.settings import Settings, UntrimmableColumns
-from aiopersist.shard.catalog import ShardId
-from aiopersist.state.keys import BlobKey
-from aiopersist.storage.blob import Blob
-from aiopersist.storage.consensus import Consensus, Entry, Versioned
-from aiopersist.storage.urls import (
-    Location,
-    open_blob,
-    open_consensus,
-    register_blob_scheme,
-    register_consensus_scheme,
-)
-
 if TYPE_CHECKING:
     from aiopersist import stash
+    from aiopersist.client import Client
     from aiopersist.compact.shared_compaction import SharedCompaction
+    from aiopersist.data.part.stats import ColumnStats
+    from aiopersist.data.types.schema import Codec, Schema
+    from aiopersist.data.updates.updates import Update, Updates
     from aiopersist.erase.erasure import Erasure
     from aiopersist.erase.search import Remnant
+    from aiopersist.errors import (
+        AlreadyAppended,
+        BatchExpired,
+        CodecMismatch,
+        Conflict,
+        Corruption,
+        DiffOverflow,
+        Error,
+        IncompatibleSchema,
+        Indeterminate,
+        InvalidLocation,
+        InvalidUpdate,
+        InvalidUsage,
+        KeyExists,
+        LeaseExpired,
+        MissingPart,
+        NotReadable,
+        OpaqueMismatch,
+        SchemaMismatch,
+        ShardFinalized,
+        SinceViolation,
+        StorageUnavailable,
+        SubscriptionExpired,
+        UnknownShard,
+        Unsupported,
+        UpperMismatch,
+        UsageKind,
+    )
+    from aiopersist.frontier import Antichain, Description, advance
     from aiopersist.gc.collect import Collected
     from aiopersist.gc.sweep import Sweep, Usage
     from aiopersist.maintenance.fsck import FsckReport
@@ -73,9 +55,26 @@ if TYPE_CHECKING:
     from aiopersist.maintenance.overview import ShardSummary
     from aiopersist.maintenance.rounds import MaintenanceRound
     from aiopersist.measure.view import MetricsView
+    from aiopersist.opening import open  # noqa: A004  # `ap.open`
     from aiopersist.progress import Track, WorkDone, track
+    from aiopersist.read.handle import ReadHandle
+    from aiopersist.read.leased import LeasedPart
+    from aiopersist.read.listen import Listen, Progress, Step
     from aiopersist.read.shared_read import SharedRead
     from aiopersist.read.since import SinceHandle
+    from aiopersist.read.snapshot import Snapshot, SnapshotStats
+    from aiopersist.settings import Settings, UntrimmableColumns
+    from aiopersist.shard.catalog import ShardId
+    from aiopersist.state.keys import BlobKey
+    from aiopersist.storage.blob import Blob
+    from aiopersist.storage.consensus import Consensus, Entry, Versioned
+    from aiopersist.storage.urls import (
+        Location,
+        open_blob,
+        open_consensus,
+        register_blob_scheme,
+        register_consensus_scheme,
+    )
     from aiopersist.subscription.step import SubscribedUpdates, SubscriptionStep
     from aiopersist.subscription.subscription import Subscription
     from aiopersist.subscription.view import SubscriptionView
@@ -192,10 +191,45 @@ __all__ = [
     "track",
 ]
 
-_LATER = {
+_MODULES = {
+    "Client": "aiopersist.client",
     "SharedCompaction": "aiopersist.compact.shared_compaction",
+    "ColumnStats": "aiopersist.data.part.stats",
+    "Codec": "aiopersist.data.types.schema",
+    "Schema": "aiopersist.data.types.schema",
+    "Update": "aiopersist.data.updates.updates",
+    "Updates": "aiopersist.data.updates.updates",
     "Erasure": "aiopersist.erase.erasure",
     "Remnant": "aiopersist.erase.search",
+    "AlreadyAppended": "aiopersist.errors",
+    "BatchExpired": "aiopersist.errors",
+    "CodecMismatch": "aiopersist.errors",
+    "Conflict": "aiopersist.errors",
+    "Corruption": "aiopersist.errors",
+    "DiffOverflow": "aiopersist.errors",
+    "Error": "aiopersist.errors",
+    "IncompatibleSchema": "aiopersist.errors",
+    "Indeterminate": "aiopersist.errors",
+    "InvalidLocation": "aiopersist.errors",
+    "InvalidUpdate": "aiopersist.errors",
+    "InvalidUsage": "aiopersist.errors",
+    "KeyExists": "aiopersist.errors",
+    "LeaseExpired": "aiopersist.errors",
+    "MissingPart": "aiopersist.errors",
+    "NotReadable": "aiopersist.errors",
+    "OpaqueMismatch": "aiopersist.errors",
+    "SchemaMismatch": "aiopersist.errors",
+    "ShardFinalized": "aiopersist.errors",
+    "SinceViolation": "aiopersist.errors",
+    "StorageUnavailable": "aiopersist.errors",
+    "SubscriptionExpired": "aiopersist.errors",
+    "UnknownShard": "aiopersist.errors",
+    "Unsupported": "aiopersist.errors",
+    "UpperMismatch": "aiopersist.errors",
+    "UsageKind": "aiopersist.errors",
+    "Antichain": "aiopersist.frontier",
+    "Description": "aiopersist.frontier",
+    "advance": "aiopersist.frontier",
     "Collected": "aiopersist.gc.collect",
     "Sweep": "aiopersist.gc.sweep",
     "Usage": "aiopersist.gc.sweep",
@@ -205,11 +239,33 @@ _LATER = {
     "ShardSummary": "aiopersist.maintenance.overview",
     "MaintenanceRound": "aiopersist.maintenance.rounds",
     "MetricsView": "aiopersist.measure.view",
+    "open": "aiopersist.opening",
     "Track": "aiopersist.progress",
     "WorkDone": "aiopersist.progress",
     "track": "aiopersist.progress",
+    "ReadHandle": "aiopersist.read.handle",
+    "LeasedPart": "aiopersist.read.leased",
+    "Listen": "aiopersist.read.listen",
+    "Progress": "aiopersist.read.listen",
+    "Step": "aiopersist.read.listen",
     "SharedRead": "aiopersist.read.shared_read",
     "SinceHandle": "aiopersist.read.since",
+    "Snapshot": "aiopersist.read.snapshot",
+    "SnapshotStats": "aiopersist.read.snapshot",
+    "Settings": "aiopersist.settings",
+    "UntrimmableColumns": "aiopersist.settings",
+    "ShardId": "aiopersist.shard.catalog",
+    "stash": "aiopersist.stash",
+    "BlobKey": "aiopersist.state.keys",
+    "Blob": "aiopersist.storage.blob",
+    "Consensus": "aiopersist.storage.consensus",
+    "Entry": "aiopersist.storage.consensus",
+    "Versioned": "aiopersist.storage.consensus",
+    "Location": "aiopersist.storage.urls",
+    "open_blob": "aiopersist.storage.urls",
+    "open_consensus": "aiopersist.storage.urls",
+    "register_blob_scheme": "aiopersist.storage.urls",
+    "register_consensus_scheme": "aiopersist.storage.urls",
     "SubscribedUpdates": "aiopersist.subscription.step",
     "SubscriptionStep": "aiopersist.subscription.step",
     "Subscription": "aiopersist.subscription.subscription",
@@ -217,11 +273,11 @@ _LATER = {
     "Change": "aiopersist.table.feed",
     "Feed": "aiopersist.table.feed",
     "FeedStep": "aiopersist.table.feed",
+    "TableView": "aiopersist.table.held",
     "Repeated": "aiopersist.table.plan",
     "ReadRange": "aiopersist.table.ranges",
     "SubscribedChanges": "aiopersist.table.subscribe",
     "Table": "aiopersist.table.table",
-    "TableView": "aiopersist.table.held",
     "Transaction": "aiopersist.table.transaction",
     "Append": "aiopersist.write.append_many",
     "Batch": "aiopersist.write.batch",
@@ -231,19 +287,22 @@ _LATER = {
     "WriteHandle": "aiopersist.write.handle",
     "Committed": "aiopersist.write.pending",
     "NotCommitted": "aiopersist.write.pending",
-    "stash": "aiopersist.stash",
 }
-"""The names that are imported when they are first looked up, and their modules."""
+"""The names, and the modules they come from."""
 
 
 def __getattr__(name: str) -> Any:
-    module = _LATER.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = import_module(module)
-    value = globals()[name] = found if module == f"{__name__}.{name}" else getattr(found, name)
+    own = f"{__name__}.{name}"
+    module = _MODULES.get(name, own)
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != own:
+            raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    value = globals()[name] = found if module == own else getattr(found, name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*globals(), *_MODULES})

@@ -38,13 +38,33 @@ def open(  # noqa: A001  # `ap.open`
     call that writes is `Unsupported`, `transact` always; `maintain` reports that as failures.
     """
     found = parse_location(location, blob, consensus)
+    return _opening(found, settings, maintenance, readonly, runtime)
+
+
+def open_to_list(
+    location: str | None, blob: str | None, consensus: str | None, settings: Settings | None = None
+) -> Opening[Client]:
+    """A client that writes nothing, for `overview` and `list_shards`: they need no pyarrow, whose import
+    takes longer than they do."""
+    found = parse_location(location, blob, consensus)
+    return _opening(found, settings, False, True, SYSTEM, needs_arrow=False)
+
+
+def _opening(
+    found: Location,
+    settings: Settings | None,
+    maintenance: bool,
+    readonly: bool,
+    runtime: Runtime,
+    needs_arrow: bool = True,
+) -> Opening[Client]:
     chosen = settings_or_environment(settings)
     stores = open_stores(found, runtime=runtime, readonly=readonly)
 
     async def connect() -> Client:
         client = Client(stores, chosen, runtime, maintenance)
         try:
-            if arrow_is_imported():
+            if arrow_is_imported() or not needs_arrow:
                 await client.ping()
             else:
                 await both(client.ping, partial(client._stack.compute, import_arrow))

@@ -130,7 +130,7 @@ def test_a_new_process_on_sqlite(place: Any, run: Any, enabled: bool, tmp_path: 
     programs = {
         "by hand": (SQLITE_BY_HAND, path),
         "its imports alone": (IMPORTS.format(driver="sqlite3"),),
-        "import aiopersist": ("import aiopersist",),
+        "import aiopersist; aiopersist.open": ("import aiopersist; aiopersist.open",),
         "ours": (OURS, *place),
     }
     beside_by_hand(programs, 15 if enabled else 0, capsys, "from python -c to 500 rows, SQLite")

@@ -1,45 +1,92 @@
-"""The commands, by name; the modules of this package say what each takes and does."""
+"""The commands, by name; the modules of this package say what each takes and does.
 
+A command is imported when it is called, or when its help is shown.
+"""
+
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
 from importlib.metadata import version as version_of
-from pathlib import Path
-from typing import Annotated
+from inspect import iscoroutinefunction
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from aiopersist.cli import (
-    admin,
-    cat,
-    changes,
-    copy,
-    doctor,
-    dump,
-    erase,
-    load,
-    ls,
-    maintain,
-    release,
-    serve,
-    show,
-    tables,
-)
-from aiopersist.cli.command import (
-    CANNOT_BEGIN,
-    BlobUrl,
-    ConsensusUrl,
-    check_location,
-    execute,
-    register,
-    stop,
-)
-from aiopersist.cli.location import LocationOptions
-from aiopersist.cli.terminal import prepare, results
-from aiopersist.demo import history as demo_history
-from aiopersist.demo import indexed as demo_indexed
-from aiopersist.demo import spark as demo_spark
-from aiopersist.demo import tables as demo_tables
-from aiopersist.demo.common import DemoOptions
+from aiopersist.cli.terminal import CANNOT_BEGIN, prepare, stop
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+MODULES = {
+    "ls": "ls",
+    "show": "show",
+    "cat": "cat",
+    "diff": "changes",
+    "tail": "changes",
+    "load": "load",
+    "dump": "dump",
+    "get": "tables",
+    "put": "tables",
+    "rm": "tables",
+    "erase": "erase",
+    "copy": "copy",
+    "subscriptions": "admin",
+    "forget": "admin",
+    "release": "release",
+    "fsck": "admin",
+    "usage": "admin",
+    "doctor": "doctor",
+    "compact": "admin",
+    "gc": "admin",
+    "sweep": "admin",
+    "retain": "admin",
+    "finalize": "admin",
+    "drop": "admin",
+    "maintain": "maintain",
+    "serve": "serve",
+    "demo": "demos",
+}
+"""The commands in the order of the help, and their modules."""
+
+
+class _Commands(MutableMapping[str, Any]):
+    """The commands by name, each made when it is looked up."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = dict.fromkeys(MODULES)
+
+    def __getitem__(self, name: str) -> Any:
+        if self._made[name] is None:
+            self._made[name] = _made(getattr(import_module(f"aiopersist.cli.{MODULES[name]}"), name))
+        return self._made[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+def _made(work: Any) -> Any:
+    from aiopersist.cli.command import register  # imports a client
+
+    one = typer.Typer(add_completion=False)
+    if iscoroutinefunction(work):
+        register(one, work)
+    else:
+        one.command()(work)
+    return typer.main.get_command(one)
+
+
+class _Group(TyperGroup):
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given | {"commands": _Commands()})
+
+
+app = typer.Typer(cls=_Group, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _tell_version(wanted: bool) -> None:
@@ -58,65 +105,3 @@ def root(
     """Durable, definite, time-varying collections."""
     if (fault := prepare()) is not None:
         stop(fault, CANNOT_BEGIN)
-
-
-for command in (
-    ls.ls,
-    show.show,
-    cat.cat,
-    changes.diff,
-    changes.tail,
-    load.load,
-    dump.dump,
-    tables.get,
-    tables.put,
-    tables.rm,
-    erase.erase,
-    copy.copy,
-    admin.subscriptions,
-    admin.forget,
-    release.release,
-    admin.fsck,
-    admin.usage,
-    doctor.doctor,
-    admin.compact,
-    admin.gc,
-    admin.sweep,
-    admin.retain,
-    admin.finalize,
-    admin.drop,
-    maintain.maintain,
-    serve.serve,
-):
-    register(app, command)
-
-
-@app.command()
-def demo(
-    repo: Annotated[Path, typer.Argument(help="A git repository.")] = Path(),
-    location: Annotated[str | None, typer.Option(help="Keep the data in this directory.")] = None,
-    blob: BlobUrl = None,
-    consensus: ConsensusUrl = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="N commits, or transfers.")] = None,
-    tables: Annotated[
-        bool,
-        typer.Option("--tables", help="A bank in two tables: transactions of processes, no git."),
-    ] = False,
-    indexed: Annotated[
-        bool, typer.Option("--indexed", help="By author date, one stream per top-level folder.")
-    ] = False,
-    spark: Annotated[
-        bool, typer.Option("--spark", help="Loaded, read back and compacted by Spark jobs; needs Java.")
-    ] = False,
-) -> None:
-    """Store the history of a git repository, follow it live, and check it against git; or run a bank."""
-    if location or blob or consensus:  # else in a temporary directory
-        check_location(LocationOptions(location, blob, consensus))
-    if location is not None and "://" in location:
-        stop("--location is a directory; a URL is for --blob or --consensus", CANNOT_BEGIN)
-    options = DemoOptions(repo, None if location is None else Path(location), blob, consensus, limit)
-    demos = {demo_tables.run: tables, demo_indexed.run: indexed, demo_spark.run: spark}
-    chosen = [run for run, is_chosen in demos.items() if is_chosen] or [demo_history.run]
-    if len(chosen) > 1:
-        stop("--tables, --indexed and --spark are demos of their own: choose one", CANNOT_BEGIN)
-    execute(chosen[0](options, results()))

@@ -20,24 +20,30 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple
 
 import pydantic_core
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from aiopersist.cli.consoles import messages, results
 from aiopersist.cli.location import LocationOptions
-from aiopersist.cli.terminal import complain, decoded, drop_unwritten, messages, output, results
+from aiopersist.cli.terminal import (
+    CANNOT_BEGIN,
+    INTERRUPTED,
+    PROBLEMS,
+    complain,
+    decoded,
+    drop_unwritten,
+    output,
+    stop,
+)
 from aiopersist.client import Client
-from aiopersist.demo.common import CheckFailed
-from aiopersist.demo.git import GitError
 from aiopersist.errors import Corruption, Error, InvalidLocation, StorageUnavailable, UnknownShard
 from aiopersist.opening import open as open_client
+from aiopersist.opening import open_to_list
 
-PROBLEMS = 1
-CANNOT_BEGIN = 2
-INTERRUPTED = 130
 NAMES_TOLD = 8
 PATHS = {"files", "to", "to_location"}  # arguments that the system has named, in its own encoding
 
@@ -78,14 +84,18 @@ class Invocation(NamedTuple):
     """For messages and progress: standard error."""
 
     @asynccontextmanager
-    async def reading(self) -> AsyncIterator[Client]:
-        """A client that writes nothing to the location."""
+    async def reading(self, to_list: bool = False) -> AsyncIterator[Client]:
+        """A client that writes nothing to the location. `to_list`: as `open_to_list` says."""
         where, blob, consensus = self.location
         if self.location.is_missing:
             source = " (AIOPERSIST_LOCATION)" if self.location.is_environment else ""
             hint = "check the path; aiopersist load makes one, and so does an application that opens it"
             raise NoLocation(f"there is no location at {self.location.folder}{source}: {hint}")
-        async with open_client(where, blob=blob, consensus=consensus, readonly=True) as client:
+        if to_list:
+            opening = open_to_list(where, blob, consensus)
+        else:
+            opening = open_client(where, blob=blob, consensus=consensus, readonly=True)
+        async with opening as client:
             async with _names_in_errors(client):
                 yield client
 
@@ -154,9 +164,7 @@ async def _names_in_errors(client: Client) -> AsyncIterator[None]:
         raise Problems(f"{error}; there are {known}{more}") from error
 
 
-def register(
-    app: typer.Typer, work: Callable[..., Coroutine[Any, Any, None]], name: str | None = None
-) -> None:
+def register(app: typer.Typer, work: Callable[..., Coroutine[Any, Any, None]]) -> None:
     """Make `work` a command of `app`, with the options that all commands have."""
 
     def entry(**values: Any) -> None:
@@ -172,7 +180,7 @@ def register(
     keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *common)]
     entry.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]  # what typer reads
     entry.__annotations__, entry.__doc__ = {}, work.__doc__
-    app.command(name or work.__name__)(entry)
+    app.command(work.__name__)(entry)
 
 
 def _common(
@@ -227,7 +235,7 @@ async def _until_terminated(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _status(error: Exception) -> int:
-    begun = not isinstance(error, CannotBegin | InvalidLocation | StorageUnavailable | GitError | OSError)
+    begun = not isinstance(error, CannotBegin | InvalidLocation | StorageUnavailable | OSError)
     return PROBLEMS if begun else CANNOT_BEGIN
 
 
@@ -236,15 +244,8 @@ def _told(error: Exception) -> str:
     if isinstance(error, Corruption):
         is_of_database = isinstance(error.__cause__, sqlite3.Error)  # fsck could not open it either
         return f"{error}{'' if is_of_database else '; aiopersist fsck names each damaged blob'}"
-    if isinstance(error, Error | CannotBegin | Problems | CheckFailed | GitError):
+    if isinstance(error, Error | CannotBegin | Problems):
         return str(error)
     if isinstance(error, OSError):
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
     return f"{type(error).__name__}: {error} (--debug shows where)"
-
-
-def stop(why: object, status: int) -> NoReturn:
-    """End with that status, and a line on standard error that says why."""
-    line = " ".join(str(why).split()) or type(why).__name__
-    complain(f"aiopersist: {line}")
-    raise typer.Exit(status)

@@ -54,7 +54,7 @@ async def ls(
     long: Annotated[bool, typer.Option("--long", "-l", help="All columns.")] = False,
 ) -> None:
     """List shards, tables and Indexed with their frontiers and sizes."""
-    async with run.reading() as client:
+    async with run.reading(to_list=True) as client:
         found = await drawn(run.err, client.overview(prefix))
     if sort in ORDERS:
         found.sort(key=ORDERS[sort])

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from aiopersist.cli.location import LocationOptions
-from aiopersist.opening import open as open_client
+from aiopersist.opening import open_to_list
 from aiopersist.settings import Settings
 
 COMPLETE_S = 2.0  # a user waits with a finger on the key
@@ -25,9 +25,7 @@ async def _names(location: LocationOptions, prefix: str) -> list[str]:
     where, blob, consensus = location
     async with asyncio.timeout(COMPLETE_S):
         settings = Settings(open_timeout_s=COMPLETE_S)
-        async with open_client(
-            where, blob=blob, consensus=consensus, settings=settings, readonly=True
-        ) as client:
+        async with open_to_list(where, blob, consensus, settings) as client:
             names = await client.list_shards()
             return [name for name in names if name.startswith(prefix) and name.isprintable()]
 

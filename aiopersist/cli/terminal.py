@@ -2,23 +2,23 @@
 text, or turns it around.
 
 Stored texts reach people in many ways: names of shards, keys and vals, texts of errors, headers of files. So
-they are escaped where they leave: what rich prints in `SafeConsole`, lines and rows in `output`, messages by
-`complain`. An escape is that of JSON, so JSON stays what it is.
+they are escaped where they leave: what rich prints in `SafeConsole` (`cli/consoles.py`), lines and rows in
+`output`, messages by `complain`. An escape is that of JSON, so JSON stays what it is.
 """
 
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 from io import TextIOWrapper
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
+import typer
 
-PIPE_WIDTH = 4096  # characters: a program that reads lines wants them whole
+PROBLEMS = 1
+CANNOT_BEGIN = 2
+INTERRUPTED = 130
 UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, but for tabs and ends of lines
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # the direction of texts
@@ -36,26 +36,6 @@ def escaped(text: str) -> str:
 def _escape(character: str) -> str:
     units = character.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
-
-
-class SafeConsole(Console):
-    """A console whose texts are escaped; rich's own controls pass."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):
-            text, style, control = segment
-            yield segment if control or not UNSAFE.search(text) else Segment(escaped(text), style)
-
-
-def results() -> SafeConsole:
-    """For results: lines stay whole where a program reads them."""
-    is_wide = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return SafeConsole(file=sys.stdout, width=None if is_wide else PIPE_WIDTH)
-
-
-def messages() -> SafeConsole:
-    """For messages and progress."""
-    return SafeConsole(stderr=True)
 
 
 def output() -> BinaryIO:
@@ -91,6 +71,13 @@ def complain(text: str) -> None:
     if sys.stderr is not None:
         with suppress(OSError):
             sys.stderr.write(f"{escaped(text)}\n")
+
+
+def stop(why: object, status: int) -> NoReturn:
+    """End with that status, and a line on standard error that says why."""
+    line = " ".join(str(why).split()) or type(why).__name__
+    complain(f"aiopersist: {line}")
+    raise typer.Exit(status)
 
 
 class _Escaping(logging.Formatter):

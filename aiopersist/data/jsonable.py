@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import pydantic_core
 
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.plain import compared, int64_array, integer_of, one
+from aiopersist.data.plain import column, compared, int64_array, integer_of, one
 
 
 def to_json(scalar: pa.Scalar) -> Any:
@@ -230,7 +230,7 @@ def _leaf_column(values: list[Any], t: pa.DataType) -> pa.Array:
         values = [None if value is None else b64decode(value, validate=True) for value in values]
     elif pa.types.is_floating(t):
         values = [None if value is None else float(value) for value in values]
-    return pa.array(values, t)
+    return column(values, t)
 
 
 def _absent(values: list[Any]) -> pa.Array | None:

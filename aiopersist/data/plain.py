@@ -82,11 +82,17 @@ def empty_table(schema: pa.Schema) -> pa.Table:
     return pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
+def column(values: Sequence[Any], t: pa.DataType) -> pa.Array:
+    """`pa.array` of the values, without it where `plain_array` makes the same."""
+    make = maker(t)
+    kind = int if pa.types.is_int64(t) else str if is_text(t) else bytes
+    is_plain = make is not None and {*map(type, values)} <= {kind}
+    return make(values) if make is not None and is_plain else pa.array(values, t)
+
+
 def one(value: Any, t: pa.DataType) -> pa.Array:
     """The value, which may be `None`, as a column of type `t`."""
-    if value is None:
-        return pa.nulls(1, t)
-    return plain_array([value], t) if made_by_buffers(t) else pa.array([value], t)
+    return pa.nulls(1, t) if value is None else column([value], t)
 
 
 def bool_scalar(value: bool) -> pa.BooleanScalar:

@@ -95,7 +95,7 @@ async def erase(
         raise TypeError(f"end_holds={shown(options.end_holds)} is one name: give a list of names")
     if not isinstance(options.wait, timedelta):
         raise TypeError(f"wait={shown(options.wait)} is no timedelta")
-    await tables.ready()
+    await tables.ready_to_filter(keys, where)
     if where is not None:
         check_where(where, kind.schema)
     given = listed(keys or ())

@@ -21,6 +21,7 @@ from aiopersist.data.lazy import pa
 from aiopersist.data.part.keys import at_or_beyond, has_conditions, is_key
 from aiopersist.data.plain import empty_table
 from aiopersist.data.updates.assemble import at_time
+from aiopersist.data.updates.merge import rows_of_last_key
 from aiopersist.errors import InvalidUsage, NotReadable, StorageUnavailable, UsageKind
 from aiopersist.frontier import Antichain, minimum, successor
 from aiopersist.read.cut import CutBatches, batches_in
@@ -139,6 +140,7 @@ class UpdateFeed(Resource, Generic[K, V]):
         self, as_of: int | datetime | None, within: WithinContents | None, held: AsyncExitStack
     ) -> Listen[K, V]:
         """Open a snapshot and, behind it, a listen; no snapshot if nothing was ever written."""
+        await self._ready_to_filter(within)
         try:
             snapshot: Snapshot[K, V] = await held.enter_async_context(self._handle.snapshot(as_of))
         except NotReadable as error:
@@ -170,6 +172,11 @@ class UpdateFeed(Resource, Generic[K, V]):
         is_known = schema_id in shard.state.schemas
         return is_known and bool(shard.schema(schema_id).arrow_schema.field("key").equals(key))
 
+    async def _ready_to_filter(self, within: WithinContents | None) -> None:
+        """Import what `_rest` needs, on a worker thread."""
+        if self._where is not None or (within is not None and within.key is not None):
+            await self._session.shard.stack.imported("pyarrow.acero")
+
     def _read(self, snapshot: Snapshot[K, V]) -> None:
         self._snapshot = snapshot
         self._contents = CutBatches(snapshot.batches(self._rest()), self._step_bytes)
@@ -180,6 +187,7 @@ class UpdateFeed(Resource, Generic[K, V]):
         if self._snapshot is not None:  # the reading of it failed
             self._read(self._snapshot)
             return
+        await self._ready_to_filter(self._within)
         snapshot: Snapshot[K, V] = await self._handle.snapshot(as_of)
         self._held.push_async_exit(snapshot)
         self._read(snapshot)
@@ -332,7 +340,7 @@ class UpdateFeed(Resource, Generic[K, V]):
         """The rows of the batch, among the first that are read, that lie before the position."""
         assert self._within is not None
         if self._within.is_key_done and self._within.key is not None:
-            return self._rows_of(self._within.key, batch)
+            return int(batch.filter(is_key(self._scalar(self._within.key))).num_rows)
         return min(self._within.past - self._left_out, int(batch.num_rows))
 
     def _cut(self, batch: Any, following: Any) -> tuple[Any, Any]:
@@ -341,35 +349,20 @@ class UpdateFeed(Resource, Generic[K, V]):
         if batch is None or following is None:
             return batch, following
         key, number = self._key_of(batch, batch.num_rows - 1), batch.num_rows
-        if (
-            key is None
-            or key != self._key_of(following, 0)
-            or (end := number - self._rows_of(key, batch)) == 0
-        ):
+        if key is None or key != self._key_of(following, 0) or (end := number - rows_of_last_key(batch)) == 0:
             return batch, following
         return batch.slice(0, end), pa.Table.from_batches([*batches_in(batch.slice(end)), following])
 
     def _behind(self, updates: "pa.Table") -> WithinContents:
         """The place behind these rows, before those that wait."""
         assert self._within is not None
-        before, rows = self._within, self._within.rows + updates.num_rows
+        rows = self._within.rows + updates.num_rows
+        before = self._within.replace(rows=rows, schema_id=self._schema_id, chosen=self._chosen)
         key = self._key_of(updates, updates.num_rows - 1)
         if key is None:
-            past = before.past + updates.num_rows
-            return before.replace(
-                past=past, rows=rows, is_key_done=False, schema_id=self._schema_id, chosen=self._chosen
-            )
-        past = self._rows_of(key, updates) + (before.past if key == before.key else 0)
-        is_done = key != self._key_of(self._batch, 0)
-        return WithinContents(
-            as_of=before.as_of,
-            key=key,
-            is_key_done=is_done,
-            past=past,
-            rows=rows,
-            schema_id=self._schema_id,
-            chosen=self._chosen,
-        )
+            return before.replace(past=before.past + updates.num_rows, is_key_done=False)
+        past = rows_of_last_key(updates) + (before.past if key == before.key else 0)
+        return before.replace(key=key, is_key_done=key != self._key_of(self._batch, 0), past=past)
 
     def _key_of(self, rows: Any, number: int) -> str | None:
         """The key of a row; `None` for one that is no place, since it is long, or has no order."""
@@ -377,10 +370,6 @@ class UpdateFeed(Resource, Generic[K, V]):
             return None
         (key,) = column_texts(rows.column("key").slice(number, 1))
         return key if len(key) <= KEY_CHARS_MAX else None
-
-    def _rows_of(self, key: str, rows: Any) -> int:
-        table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
-        return int(table.filter(is_key(self._scalar(key))).num_rows)
 
     def _joins(self, following: "pa.RecordBatch") -> bool:
         """Whether the next batch comes with this step: merging ends with batches of a row, and a step of a

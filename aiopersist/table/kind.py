@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import pa
-from aiopersist.data.plain import empty_table
+from aiopersist.data.plain import empty_table, int64_array
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.texts import reader_of, writer_of
 from aiopersist.data.types.encodings import encoded_as, identity
@@ -66,6 +66,9 @@ class Kind(Generic[K, V]):
         self._is_plain = self._val is not None and key is not None
         self._few = (key, self._val) if key and self._val and plain_types(self.schema) else None
         self.has_lists = has_lists(self.schema.val.codec.arrow_type)
+        plain = plain_types(self.schema)
+        self.imports_nothing = plain is not None and plain.encoders is not None
+        """Whether columns of its keys and vals are made without pandas."""
 
     @property
     def is_plain(self) -> bool:
@@ -225,8 +228,8 @@ class Kind(Generic[K, V]):
         columns = [
             column_from_texts(keys, schema.field("key").type),
             column_from_texts(vals, schema.field("val").type),
-            pa.array([time] * len(keys), pa.int64()),
-            pa.array(diffs, pa.int64()),
+            int64_array([time] * len(keys)),
+            int64_array(diffs),
         ]
         return pa.Table.from_arrays(columns, schema=schema)
 

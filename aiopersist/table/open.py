@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from aiopersist.data.lazy import are_imported, import_all, warm_up
+from aiopersist.data.lazy import are_imported, import_all, is_warm, warm_up
 from aiopersist.errors import InvalidUsage, ShardFinalized, UnknownShard, UsageKind
 from aiopersist.failures import Backoff
 from aiopersist.frontier import Antichain
@@ -148,18 +148,32 @@ class OpenTables:
         self.pace = ConversionPace()
         self._open: dict[_Key, asyncio.Task[OpenTable]] = {}
         self._warming: asyncio.Task[None] | None = None
-        self._is_ready = False
+        self._is_ready = True
+
+    def met(self, kind: Kind[Any, Any]) -> None:
+        """Calls on such a table follow: `ready` waits for what their values need."""
+        self._is_ready &= kind.imports_nothing or _is_warm()
 
     async def ready(self) -> None:
-        """Return when the event loop can make columns of values, and filter them: what is imported then, also
-        pandas, if it is installed, is imported on a thread. Calls that wait go on in their order."""
+        """Return when the event loop can make columns of the values of the tables that were met."""
         if not self._is_ready:
+            await self._imported()
+
+    async def ready_to_filter(self, *given: object) -> None:
+        """Return when the event loop can filter rows by what is given of it; at once where all is `None`."""
+        if any(bound is not None for bound in given):
+            await self._imported()
+
+    async def _imported(self) -> None:
+        """Import what makes columns of any values, and filters them: also pandas, if it is installed. It is
+        imported on a thread, and calls that wait go on in their order."""
+        if not _is_warm():
             self.shards.calls.check()
             if self._warming is None or self._warming.done():
                 work = self.shards.stack.compute(_warm_up)
                 self._warming = self.shards.stack.supervisor.spawn(work, "import what columns need")
             await asyncio.shield(self._warming)
-            self._is_ready = True
+        self._is_ready = True
 
     async def converted(self, convert: Callable[..., R], *given: object) -> R:
         """What `convert` makes of keys and vals as they are at the call, when it is `ready`: their owner may
@@ -282,6 +296,10 @@ def _copied(given: tuple[T, ...]) -> tuple[T, ...]:
         if copies == given:
             return copies
     return given
+
+
+def _is_warm() -> bool:
+    return is_warm() and are_imported(FILTERS)
 
 
 def _warm_up() -> None:

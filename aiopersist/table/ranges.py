@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from aiopersist.data.jsonable import column_from_texts
 from aiopersist.data.lazy import pa
+from aiopersist.data.plain import int64_array
 from aiopersist.data.updates.consolidate import contents
 from aiopersist.data.updates.order import row_key, row_keys
 from aiopersist.read.snapshot import Snapshot
@@ -37,7 +38,7 @@ def within(kind: Kind[Any, Any], entries: Mapping[str, object], wanted: ReadRang
     """The keys of `entries` within the range, as a column, and their numbers."""
     keys = column_from_texts(list(entries), kind.schema.key.codec.arrow_type)
     fields = [kind.schema.arrow_schema.field("key"), pa.field("number", pa.int64())]
-    table = pa.table([keys, pa.array(range(len(entries)), pa.int64())], pa.schema(fields))
+    table = pa.table([keys, int64_array(range(len(entries)))], pa.schema(fields))
     chosen = condition_of(kind, wanted)
     return table if chosen is None else table.filter(chosen)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.wanted import WantedKeys
-from aiopersist.data.plain import empty_table
+from aiopersist.data.plain import empty_table, int64_array
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.merge import rows_below
 from aiopersist.data.updates.order import row_key
@@ -18,7 +18,7 @@ KEY = ("key",)
 def numbered(entries: pa.Table, first: int, schema: Schema[Any, Any, Any]) -> pa.Table:
     """Entries as updates, whose times are their numbers from `first` on."""
     rows = entries.num_rows
-    numbers, ones = pa.array(range(first, first + rows), pa.int64()), pa.array([1] * rows, pa.int64())
+    numbers, ones = int64_array(range(first, first + rows)), int64_array([1] * rows)
     columns = [entries.column("key"), entries.column("val"), numbers, ones]
     return pa.Table.from_arrays(columns, schema=schema.arrow_schema)
 

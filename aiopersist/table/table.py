@@ -55,6 +55,7 @@ class Table(Resource, Generic[K, V]):
         self._tables = tables
         self._kind = kind
         self._resident = resident
+        tables.met(kind)
         self._size_max = tables.shards.stack.settings.update_size_max
         self._opening: asyncio.Task[OpenTable] | None = None
         self._closed = False
@@ -349,8 +350,7 @@ class Table(Resource, Generic[K, V]):
 
     async def _condition(self, start: Any, stop: Any, prefix: Any, where: Any) -> Any:
         """See `condition`."""
-        if any(given is not None for given in (start, stop, prefix, where)):
-            await self._tables.ready()
+        await self._tables.ready_to_filter(start, stop, prefix, where)
         return condition(self.schema, start=start, stop=stop, prefix=prefix, where=where)
 
     @asynccontextmanager

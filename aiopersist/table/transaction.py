@@ -217,6 +217,7 @@ class Transaction:
         """The entries with `start <= key < stop`, in key order; `prefix`: those whose keys begin with it. All
         are of the moment of the first one. Costs time for each key of a resident table; else it reads the
         parts that match, in bounded memory."""
+        await self._tables.ready_to_filter(start, stop, prefix)
         touched, wanted = self._of(table), ReadRange(start, stop, prefix)
         condition_of(touched.kind, wanted)
         self._ahead = None

@@ -24,6 +24,7 @@ from aiopersist.data.part.keys import at_or_beyond, has_conditions, is_key
 from aiopersist.data.part.where_text import parse_where
 from aiopersist.data.plain import compared
 from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.merge import rows_of_last_key
 from aiopersist.errors import InvalidUsage, UsageKind, shown
 from aiopersist.frontier import Antichain, Time
 from aiopersist.parts.fetch import Named
@@ -172,8 +173,7 @@ def _behind(some: pa.Table, before: RowPlace, schema: Schema[Any, Any, Any]) -> 
     if has_conditions(schema.key.codec.arrow_type):
         (key,) = column_texts(some.column("key").slice(count - 1))
         if key != before.key and len(key) <= KEY_CHARS_MAX:
-            past = some.filter(is_key(scalar_from_text(key, schema.key.codec.arrow_type))).num_rows
-            return RowPlace(key, past, before.rows + count)
+            return RowPlace(key, rows_of_last_key(some), before.rows + count)
     return RowPlace(before.key, before.past + count, before.rows + count)
 
 

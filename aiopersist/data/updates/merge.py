@@ -106,7 +106,12 @@ def _is_low(run: _Run) -> bool:
     return rows * 2 <= run.slab_rows
 
 
-def rows_below(table: pa.Table, bound: Any, order: tuple[str, ...]) -> int:
+def rows_of_last_key(table: pa.Table | pa.RecordBatch) -> int:
+    """How many rows of a sorted table have the key of the last one."""
+    return int(table.num_rows) - rows_below(table, row_key(table, -1, ("key",)), ("key",))
+
+
+def rows_below(table: pa.Table | pa.RecordBatch, bound: Any, order: tuple[str, ...]) -> int:
     """How many rows of a sorted table lie strictly below the bound."""
     rows: int = table.num_rows
     below, above = 0, rows  # rows before `below` lie below the bound, rows from `above` on do not
