@@ -1,6 +1,5 @@
 """The maintenance that a state asks for. Pure: decided from the state in memory, without I/O."""
 
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
@@ -15,8 +14,6 @@ from aiopersist.state.record import goodbytes_at_most
 from aiopersist.state.retention import SLACK_SHARE
 from aiopersist.state.spine import spine_of
 
-MANY = 1.5  # batches per doubling of the versions
-INPUTS_MIN = 4  # fewer are compacted once the shard is idle
 SLACK_TIMES_MIN = 64  # kept too long, but no more than twice as many as must be: a move is a commit
 TAIL_MIN = 5  # versions that an idle shard may keep beyond its rollup: more than a collection itself makes
 
@@ -101,7 +98,7 @@ def commits_between(state: State, settings: Settings) -> int:
 def due(state: State, settings: Settings, weights: Weights) -> Due:
     """The maintenance owed by the process that has just committed `state`."""
     policy, weighed = state.retention.get(0), weights.of(state)
-    wanted = _wanted(state, settings, sum(one.weight for one in weighed))
+    wanted = settings.compaction_inputs_min
     large = [
         one.goodbytes > whole_bytes(settings) for one in weighed if is_worth(one.inputs, one.weight, wanted)
     ]
@@ -114,15 +111,8 @@ def due(state: State, settings: Settings, weights: Weights) -> Due:
 
 
 def inputs_wanted(state: State, settings: Settings) -> float:
-    """The `weight` of batches that is worth a compaction: usually much, since each is written again; less
-    when the shard has more than a reader should meet. A reader should meet `2 * log2(n)` batches after `n`
-    versions; `MANY` leaves room for those that come while a compaction runs."""
-    return _wanted(state, settings, sum(map(weight, state.batches.values())))
-
-
-def _wanted(state: State, settings: Settings, there: float) -> float:
-    many = there > MANY * math.log2(state.seqno + 2)
-    return min(settings.compaction_inputs_min, INPUTS_MIN) if many else settings.compaction_inputs_min
+    """The `weight` of batches that is worth a compaction: much, since each is written again."""
+    return settings.compaction_inputs_min
 
 
 def all_inputs(state: State, settings: Settings) -> float:

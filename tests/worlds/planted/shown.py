@@ -64,6 +64,6 @@ SHOWN = {
     "a_cursor_that_is_too_far": Shown(146, 7),
     "a_write_before_the_seal": Shown(26, 2),
     "revisions_of_a_stash_are_not_compared": Shown(3, 1),
-    "a_status_that_decides": Shown(1027, 28),
+    "a_status_that_decides": Shown(1071, 72),
     "a_date_that_counts_alone": Shown(1228, 42),
 }
