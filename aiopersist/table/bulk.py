@@ -176,9 +176,8 @@ class Bulk:
         try:
             time = max(last_before(upper) + 1, 0)
             with progress("merge", self._rows, "rows") as told:
-                async with aclosing(self._replacing(upper, told)) as found:
-                    async for changes, old in found:
-                        updates = await self.compute(self.member.view.kind.updates, changes, old, time)
+                async with aclosing(self._replacing(upper, time, told)) as found:
+                    async for updates in found:
                         await upload.add(updates)
             return StagedBatch(context, registration, await upload.finish(successor(time)))
         except BaseException:
@@ -186,11 +185,11 @@ class Bulk:
             raise
 
     async def _replacing(
-        self, upper: Antichain, told: Progressing
-    ) -> AsyncGenerator[tuple[dict[str, str | None], dict[str, str | None]], None]:
-        """What changes, in key order: the new vals, and the old ones."""
+        self, upper: Antichain, time: int, told: Progressing
+    ) -> AsyncGenerator[pa.Table, None]:
+        """The updates at `time` that make the entries the contents of their keys."""
         view = self.member.view
-        replacing = (ReplacingAll if self.whole else Replacing)(view.kind)
+        replacing = (ReplacingAll if self.whole else Replacing)(view.kind.schema, time)
         async with AsyncExitStack() as stack:
             old: AsyncIterator[pa.RecordBatch] | None = None
             if upper != minimum(None):
@@ -210,11 +209,11 @@ class Bulk:
                     await self.compute(replacing.add_old, batch)
                     told.advance(batch.num_rows if batch is not None and self.whole else 0)
                     old = None if batch is None else old
-                    if (gone := replacing.take_gone())[0]:
+                    if (gone := replacing.take_gone()).num_rows:
                         yield gone
-                for changes in (replacing.take_gone(), await self.compute(replacing.take)):
-                    if changes[0]:
-                        yield changes
+                for updates in (replacing.take_gone(), await self.compute(replacing.take)):
+                    if updates.num_rows:
+                        yield updates
 
     # --- commit ----------------------------------------------------------------------------------
 

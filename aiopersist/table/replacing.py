@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiopersist.data.lazy import pa
-from aiopersist.data.part.wanted import WantedKeys
-from aiopersist.data.plain import empty_table, int64_array
+from aiopersist.data.lazy import np, pa
+from aiopersist.data.plain import empty_table, int64_scalar
 from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.assemble import at_time, column_of, concat, numbers
+from aiopersist.data.updates.consolidate import sort_and_consolidate
+from aiopersist.data.updates.many import by_values
 from aiopersist.data.updates.merge import rows_below
 from aiopersist.data.updates.order import row_key
-from aiopersist.table.kind import Kind
 
 KEY = ("key",)
 
@@ -18,21 +19,22 @@ KEY = ("key",)
 def numbered(entries: pa.Table, first: int, schema: Schema[Any, Any, Any]) -> pa.Table:
     """Entries as updates, whose times are their numbers from `first` on."""
     rows = entries.num_rows
-    numbers, ones = int64_array(range(first, first + rows)), int64_array([1] * rows)
+    numbers, ones = column_of(first + np.arange(rows)), column_of(np.ones(rows, np.int64))
     columns = [entries.column("key"), entries.column("val"), numbers, ones]
     return pa.Table.from_arrays(columns, schema=schema.arrow_schema)
 
 
 class Replacing:
-    """Takes entries, numbered, in order of (key, val, number), and contents in key order. The entries of the
-    greatest key wait, since it may go on; so do contents beyond them."""
+    """Takes entries, numbered, in order of (key, val, number), and contents in key order, and gives the
+    updates at `time` that replace these by those. The entries of the greatest key wait, since it may go on; so
+    do contents beyond them."""
 
-    def __init__(self, kind: Kind[Any, Any]) -> None:
-        self._kind = kind
-        self._waiting: pa.Table = empty_table(kind.schema.arrow_schema)
+    def __init__(self, schema: Schema[Any, Any, Any], time: int) -> None:
+        self._schema = schema
+        self._time = time
+        self._waiting: pa.Table = empty_table(schema.arrow_schema)
         self._settled: pa.Table = self._waiting
-        self._new: dict[str, str | None] = {}
-        self._old: dict[str, str | None] = {}
+        self._old: list[pa.Table] = []
         self._batch: pa.RecordBatch | None = None
         self._is_at_end = False
 
@@ -43,13 +45,11 @@ class Replacing:
         elif entries.num_rows:
             whole = pa.concat_tables([self._waiting, entries])
             rows = rows_below(whole, row_key(whole, -1, KEY), KEY)
-            self._settled, self._waiting = whole.slice(0, rows), _last_only(whole.slice(rows))
+            self._settled, self._waiting = _last_only(whole.slice(0, rows)), _last_only(whole.slice(rows))
         else:
             self._settled = entries
-        self._new, self._old = {}, {}
+        self._old = []
         if self._settled.num_rows:
-            keys, vals = self._kind.texts(self._settled.sort_by("time"))
-            self._new = dict(zip(keys, vals, strict=True))
             self._find()
 
     @property
@@ -67,28 +67,30 @@ class Replacing:
     def _find(self) -> None:
         """The old vals in the contents at hand."""
         if self._batch is not None:
-            keys = pa.concat_arrays(self._settled.column("key").chunks)
-            found = WantedKeys(keys).of(pa.Table.from_batches([self._batch]))
-            if found.num_rows:
-                self._old.update(zip(*self._kind.texts(found), strict=True))
+            rows = pa.Table.from_batches([self._batch])
+            self._old.append(_rows(rows, _in(self._settled, rows)))
 
-    def take_gone(self) -> tuple[dict[str, str | None], dict[str, str | None]]:
-        """What `take` gives, of keys that are not among the entries: they stay."""
-        return {}, {}
+    def take_gone(self) -> pa.Table:
+        """The updates of keys that are not among the entries: they stay."""
+        return empty_table(self._schema.arrow_schema)
 
-    def take(self) -> tuple[dict[str, str | None], dict[str, str | None]]:
-        """The new vals of the keys that change, and their old ones."""
-        old = self._old
-        changes = {key: val for key, val in self._new.items() if old.get(key) != val}
-        return changes, {key: old.get(key) for key in changes}
+    def take(self) -> pa.Table:
+        """The updates of the keys of the entries: nothing of a val that is there already."""
+        new = at_time(self._settled, self._time, self._schema)
+        return sort_and_consolidate(concat([new, *map(self._retracted, self._old)], self._schema))
+
+    def _retracted(self, contents: pa.Table) -> pa.Table:
+        gone = pa.repeat(int64_scalar(-1), contents.num_rows)
+        field = self._schema.arrow_schema.field("diff")
+        return at_time(contents.set_column(2, field, gone), self._time, self._schema)
 
 
 class ReplacingAll(Replacing):
     """The same for entries that replace all contents: those of other keys are gone."""
 
-    def __init__(self, kind: Kind[Any, Any]) -> None:
-        super().__init__(kind)
-        self._gone: dict[str, str] = {}
+    def __init__(self, schema: Schema[Any, Any, Any], time: int) -> None:
+        super().__init__(schema, time)
+        self._gone: list[pa.Table] = []
         self._found_rows = 0
         """Rows of the contents at hand that were taken."""
         self._has_all = False
@@ -117,15 +119,38 @@ class ReplacingAll(Replacing):
                 below += 1
             rows = rows.slice(0, below)
         self._found_rows += rows.num_rows
-        for key, val in zip(*self._kind.texts(rows), strict=True):
-            (self._old if key in self._new else self._gone)[key] = val
+        if rows.num_rows:
+            stays = _in(self._settled, rows)
+            self._old.append(_rows(rows, stays))
+            self._gone.append(_rows(rows, ~stays))
 
-    def take_gone(self) -> tuple[dict[str, str | None], dict[str, str | None]]:
-        """What `take` gives, of the keys that are gone, since it was taken last."""
-        gone, self._gone = self._gone, {}
-        return dict.fromkeys(gone), {**gone}
+    def take_gone(self) -> pa.Table:
+        """The updates of the keys that are gone, since they were taken last."""
+        gone, self._gone = self._gone, []
+        return concat([*map(self._retracted, gone)], self._schema)
 
 
 def _last_only(entries: pa.Table) -> pa.Table:
-    """Of the entries of one key the last; so a key that comes often takes no memory."""
-    return entries.sort_by("time").slice(entries.num_rows - 1)
+    """Of the entries of each key the last; so a key that comes often takes no memory."""
+    order, same = by_values(entries.column("key"))
+    if not same.any():
+        return entries
+    groups = np.cumsum(np.concatenate([[False], ~same]))
+    numbered = np.concatenate([numbers(chunk) for chunk in entries.column("time").chunks])
+    last = np.lexsort((numbered[order], groups))[np.flatnonzero(np.concatenate([~same, [True]]))]
+    return entries.take(column_of(order[last]))
+
+
+def _in(entries: pa.Table, contents: pa.Table) -> Any:
+    """Whether each row of the contents has a key of the entries."""
+    keys = [*entries.column("key").chunks, *contents.column("key").chunks]
+    order, same = by_values(pa.chunked_array(keys, contents.schema.field("key").type))
+    begins = np.concatenate([[True], ~same])
+    is_there = np.logical_or.reduceat(order < entries.num_rows, np.flatnonzero(begins))
+    found = np.empty(len(order), bool)
+    found[order] = is_there[np.cumsum(begins) - 1]
+    return found[entries.num_rows :]
+
+
+def _rows(table: pa.Table, mask: Any) -> pa.Table:
+    return table if mask.all() else table.take(column_of(np.flatnonzero(mask)))

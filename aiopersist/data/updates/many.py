@@ -92,6 +92,13 @@ class _ColumnsOnDemand(dict[str, Any]):
         return {name: self[name] for name in self._names}
 
 
+def by_values(column: Any) -> tuple[Any, Any]:
+    """`ordered` by the values of a column."""
+    leaves = list[Any]()
+    flatten(whole(column), leaves)
+    return ordered(leaves, len(column)) if len(column) else (np.arange(0), np.zeros(0, bool))
+
+
 def consolidated(only: list[pa.Table], fit: Fit) -> Consolidated:
     """The updates of the table in the list `only`, by their codes. It is taken from the list, so that its
     memory is freed column by column. `fit` makes diffs of 64 bits of sums that may need more."""
