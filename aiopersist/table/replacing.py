@@ -26,8 +26,8 @@ def numbered(entries: pa.Table, first: int, schema: Schema[Any, Any, Any]) -> pa
 
 class Replacing:
     """Takes entries, numbered, in order of (key, val, number), and contents in key order, and gives the
-    updates at `time` that replace these by those. The entries of the greatest key wait, since it may go on; so
-    do contents beyond them."""
+    updates at `time` that replace these by those. The entries of the greatest key wait, since it may go on;
+    so do contents beyond them."""
 
     def __init__(self, schema: Schema[Any, Any, Any], time: int) -> None:
         self._schema = schema
