@@ -6,6 +6,7 @@ A name is imported when it is first looked up: `import aiopersist` alone imports
 of processor time: a program that looks up `ap.Client` before its event loop runs imports it there.
 """
 
+import concurrent.futures.thread  # noqa: F401  # cannot be imported once the main thread has ended
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

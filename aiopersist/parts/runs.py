@@ -16,6 +16,7 @@ from aiopersist.data.updates.consolidate import sort_and_consolidate
 from aiopersist.data.updates.merge import Merge
 from aiopersist.parts.fetch import Fetch, Named, Selection, Slabs
 from aiopersist.resource import run_bounded
+from aiopersist.state.model import HollowBatch
 
 SLABS_PER_RUN = 5  # in memory: one and a half that wait, and the copies that a step makes to sort them
 SLAB_MIN_BYTES = 64 * 1024  # smaller slabs cost more in calls than they save in memory
@@ -34,6 +35,30 @@ def plan_runs(parts: Sequence[Named]) -> list[list[Named]]:
                 runs.append([])
             runs[-1].append(part)
     return runs
+
+
+def are_contents(parts: Sequence[Named], schema_id: int) -> bool:
+    """Whether the rows of these parts are contents as they lie: one sorted run of updates of one time, so
+    that no key and val come twice."""
+    if not parts:
+        return False
+    batch, first = parts[0]
+    is_one_run = not batch.runs and (len(parts) == 1 or first.inline is None)
+    return (
+        is_one_run
+        and _has_one_time(batch)
+        and all(
+            found is batch and part.schema_id == schema_id and part.rewrite is None and part.truncated is None
+            for found, part in parts
+        )
+    )
+
+
+def _has_one_time(batch: HollowBatch) -> bool:
+    """Int times: that of an append, or since, to which a compaction has advanced all."""
+    lower, upper = batch.lower.elements, batch.upper.elements
+    times = [time for time in (*lower, *upper) if isinstance(time, int)]
+    return len(times) == 2 and (times[0] + 1 == times[1] or batch.loose == 0)
 
 
 def slab_bytes(memory: int, runs: int, row_group_bytes: int) -> int:

@@ -7,7 +7,7 @@ or before `as_of`.
 """
 
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -20,12 +20,13 @@ from aiopersist.data.part.layout import writable
 from aiopersist.data.part.stats import ColumnStats
 from aiopersist.data.part.wanted import WantedKeys
 from aiopersist.data.updates.assemble import at_time, concat
+from aiopersist.data.updates.merge import follow
 from aiopersist.data.updates.slices import grow_old, slices
 from aiopersist.data.updates.updates import Updates, polars_frame
 from aiopersist.errors import LeaseExpired, SinceViolation, Unsupported
 from aiopersist.frontier import Time
 from aiopersist.parts.fetch import Fetch, Named, Selection
-from aiopersist.parts.runs import plan_runs
+from aiopersist.parts.runs import are_contents, plan_runs
 from aiopersist.read.leased import LeasedPart, common_stats
 from aiopersist.read.puller import Puller
 from aiopersist.read.query import Columns, Query
@@ -216,12 +217,15 @@ class Snapshot(PinnedRead, Generic[K, V]):
         parts = await self._matching(query)
         small = sum(part.size for _, part in parts) <= ON_THE_LOOP_BYTES
         if small and all(part.inline is not None for _, part in parts):
-            return self._summed([await self._fetch.table(parts, selection, self._reader)], query)
+            return self._summed([await self._fetch.table(parts, selection, self._reader)], query, parts)
         jobs = [partial(self._fetch.table, group, selection, self._reader) for group in groups(parts)]
         tables = await run_bounded(self._fetch.stack.settings.fetch_max_outstanding_parts, jobs)
-        return await self._fetch.stack.compute(self._summed, tables, query)
+        return await self._fetch.stack.compute(self._summed, tables, query, parts)
 
-    def _summed(self, tables: "list[pa.Table]", query: Query) -> "pa.Table":
+    def _summed(self, tables: "list[pa.Table]", query: Query, parts: Sequence[Named]) -> "pa.Table":
+        is_whole = query.paths is None and query.sums
+        if is_whole and are_contents(parts, self._fetch.schema_id) and follow(tables):
+            return concat(tables, self._fetch.schema).select(["key", "val", "diff"])
         return query.summed([query.projected(concat(tables, self._fetch.schema))])
 
     async def _rows_of(self, table: Any, query: Query) -> list[tuple[Any, ...]]:

@@ -18,7 +18,9 @@ most one and a half slabs per run are held, and the copies that a `pop` sorts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from aiopersist.data.lazy import pa
@@ -104,6 +106,12 @@ class Merge:
 def _is_low(run: _Run) -> bool:
     rows: int = run.pending.num_rows
     return rows * 2 <= run.slab_rows
+
+
+def follow(tables: Sequence[pa.Table], order: tuple[str, ...] = ("key", "val")) -> bool:
+    """Whether each of the sorted tables lies beyond the one before."""
+    there = [table for table in tables if table.num_rows]
+    return all(row_key(a, -1, order) < row_key(b, 0, order) for a, b in pairwise(there))
 
 
 def rows_of_last_key(table: pa.Table | pa.RecordBatch) -> int:
