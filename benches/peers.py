@@ -1,4 +1,4 @@
-"""The same small and large work by this library and by peers: `python -m benches.peers`.
+"""The same small commits by this library and by peers: `python -m benches.peers`. Bulk is in `test_bulk.py`.
 
 Needs `pip install deltalake lancedb duckdb`. Everything lies in local directories. A commit of ours and of
 duckdb is synced to the disk, one of deltalake and lancedb is not. Rows are a key of 16 bytes and a val of 64,
@@ -18,11 +18,10 @@ import duckdb
 import lancedb
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 import aiopersist as ap
 
-SMALL, LARGE = 10, 1_000_000
+SMALL = 10
 COMMITS, ROUNDS = 150, 5
 HEX = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 
@@ -45,7 +44,6 @@ class Contender(Protocol):
 
     async def append(self, table: pa.Table) -> object: ...
     async def read(self) -> int: ...
-    async def key_range(self, low: str, high: str) -> int: ...
     async def as_of(self) -> int: ...
 
 
@@ -68,11 +66,6 @@ class Ours:
         async with self.reader.snapshot() as snapshot:
             return int((await snapshot.to_arrow()).num_rows)
 
-    async def key_range(self, low: str, high: str) -> int:
-        where = (pc.field("key") >= low) & (pc.field("key") < high)
-        async with self.reader.snapshot() as snapshot:
-            return int((await snapshot.to_arrow(where=where)).num_rows)
-
     async def as_of(self) -> int:
         async with self.reader.snapshot(self.first) as snapshot:
             return int((await snapshot.to_arrow()).num_rows)
@@ -90,10 +83,6 @@ class Delta:
 
     async def read(self) -> int:
         return int(deltalake.DeltaTable(self.path).to_pyarrow_table().num_rows)
-
-    async def key_range(self, low: str, high: str) -> int:
-        where = [("key", ">=", low), ("key", "<", high)]
-        return int(deltalake.DeltaTable(self.path).to_pyarrow_table(filters=where).num_rows)
 
     async def as_of(self) -> int:
         return int(deltalake.DeltaTable(self.path, version=0).to_pyarrow_table().num_rows)
@@ -115,10 +104,6 @@ class Lance:
 
     async def read(self) -> int:
         return int((await self.table.query().to_arrow()).num_rows)
-
-    async def key_range(self, low: str, high: str) -> int:
-        found = await self.table.query().where(f"key >= '{low}' AND key < '{high}'").to_arrow()
-        return int(found.num_rows)
 
     async def as_of(self) -> int:
         await self.table.checkout(1)
@@ -144,11 +129,6 @@ class Duck:
 
     async def read(self) -> int:
         found: Any = self.database.sql("SELECT * FROM t")
-        found = found.to_arrow_table()
-        return int(found.num_rows)
-
-    async def key_range(self, low: str, high: str) -> int:
-        found: Any = self.database.sql(f"SELECT * FROM t WHERE key >= '{low}' AND key < '{high}'")
         found = found.to_arrow_table()
         return int(found.num_rows)
 
@@ -189,18 +169,6 @@ async def small(opened: dict[str, Any], figures: Figures) -> None:
             figures["read as of the first commit"].setdefault(name, []).append(await timed(contender.as_of()))
 
 
-async def large(opened: dict[str, Any], figures: Figures, seed: int) -> None:
-    """A million rows at once, read whole and by a range of keys."""
-    table = rows(LARGE, seed)
-    for name, contender in opened.items():
-        figures["append 1M rows"].setdefault(name, []).append(await timed(contender.append(table)))
-    for name, contender in opened.items():
-        figures["read 1M rows"].setdefault(name, []).append(await timed(contender.read()))
-        figures["1 % range of keys"].setdefault(name, []).append(
-            await timed(contender.key_range("80", "828"))
-        )
-
-
 async def main() -> None:
     figures: Figures = {
         name: {}
@@ -209,20 +177,14 @@ async def main() -> None:
             "drift",
             f"read after {COMMITS} commits",
             "read as of the first commit",
-            "append 1M rows",
-            "read 1M rows",
-            "1 % range of keys",
         )
     }
-    for turn in range(ROUNDS):
-        for work in ("small", "large"):
-            with tempfile.TemporaryDirectory() as directory:
-                opened = {
-                    name: await make().open(Path(directory) / name) for name, make in CONTENDERS.items()
-                }
-                await (small(opened, figures) if work == "small" else large(opened, figures, turn))
-                await opened["aiopersist"].client.aclose()
-                opened["duckdb"].database.close()
+    for _ in range(ROUNDS):
+        with tempfile.TemporaryDirectory() as directory:
+            opened = {name: await make().open(Path(directory) / name) for name, make in CONTENDERS.items()}
+            await small(opened, figures)
+            await opened["aiopersist"].client.aclose()
+            opened["duckdb"].database.close()
     print("|" + "|".join(["ms, medians", *CONTENDERS]) + "|")
     for what, found in figures.items():
         cells = [f"{statistics.median(found[name]):.3g}" if name in found else "-" for name in CONTENDERS]

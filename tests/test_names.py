@@ -40,6 +40,8 @@ FOREIGN = frozenset(
         "sqlite_version",
         "key_name",
         "val_name",
+        "ARROW_DEFAULT_MEMORY_POOL",
+        "jemalloc",
     }
 )
 

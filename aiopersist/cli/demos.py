@@ -2,6 +2,7 @@
 
 from collections.abc import Coroutine
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -52,14 +53,17 @@ def demo(
     chosen = [run for run, is_chosen in demos.items() if is_chosen] or [demo_history.run]
     if len(chosen) > 1:
         stop("--tables, --indexed and --spark are demos of their own: choose one", CANNOT_BEGIN)
-    execute(_told(chosen[0](options, results())))
+    execute(_told(chosen[0](options, results()), location))
 
 
-async def _told(work: Coroutine[Any, Any, None]) -> None:
-    """Its errors as those of a command."""
+async def _told(work: Coroutine[Any, Any, None], kept_in: str | None) -> None:
+    """Its errors as those of a command. What is kept can be looked at."""
     try:
         await work
     except CheckFailed as error:
         raise Problems(str(error)) from error
     except GitError as error:
         raise CannotBegin(str(error)) from error
+    if kept_in is not None:
+        command = f"aiopersist serve --location {quote(kept_in)}"
+        results().print(f"Now look at it: {command}", soft_wrap=True, markup=False, highlight=False)
