@@ -6,15 +6,14 @@ import importlib
 import inspect
 import os
 import subprocess
+import sys
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import asyncpg
 import pytest
-import xdist
 from hypothesis import HealthCheck, settings
 
 import aiopersist as ap
@@ -95,6 +94,8 @@ def postgres_url(postgres_server: servers.PostgresServer, postgres_schema: str) 
 @pytest.fixture
 async def admin(postgres_server: servers.PostgresServer, postgres_schema: str) -> AsyncIterator[Any]:
     """A connection behind the library's back, in its schema."""
+    import asyncpg  # few tests need it
+
     settings = {"search_path": postgres_schema}
     connection = await asyncpg.connect(postgres_server.dsn(), server_settings=settings)
     yield connection
@@ -286,17 +287,24 @@ def _nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.fail(watch.told(), pytrace=False)
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Heavy modules are imported before any loop runs: the first test that needs one would block it."""
-    if not xdist.is_xdist_controller(session):  # which runs no test
-        for name in HEAVY.split():
-            importlib.import_module(name)
-        importlib.import_module("polars").DataFrame({"a": [[1]]}).sort("a")  # its threads start with it
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before the first test with a loop: the one that needs a heavy module would block it."""
+    if not inspect.iscoroutinefunction(getattr(item, "obj", None)) or set(HEAVY.split()) <= set(sys.modules):
+        return
+    for name in HEAVY.split():
+        importlib.import_module(name)
+    importlib.import_module("polars").DataFrame({"a": [[1]]}).sort("a")  # its threads start with it
+    keep_for_good()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Tests and modules stay for good; to look through them for garbage takes a third of a second."""
+    keep_for_good()
+
+
+def keep_for_good() -> None:
+    """Tests and modules stay; to look through them for garbage takes a third of a second."""
     gc.collect()
     gc.freeze()
 
