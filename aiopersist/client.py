@@ -180,12 +180,12 @@ class Client(Root):
     def table(self, name: str, key: Any, val: Any, *, resident: bool | None = None) -> Table[Any, Any]: ...
 
     def table(self, name: str, key: Any, val: Any, *, resident: bool | None = None) -> Table[Any, Any]:
-        """The table of that name, with keys and vals of those types: at most one val per key. It is created
-        by its first change, as a shard with a wall clock that keeps a day of history until `retain` says
-        otherwise; opened by hand (`await table`), by a feed, a subscription or a transaction, too. A read
-        creates none: it finds nothing. `TypeError` for types that cannot be stored, `INVALID_TYPE` for those
-        that admit `None`; its first use raises `NOT_A_TABLE` for a shard that is no table, `CodecMismatch`
-        for other types.
+        """The table of that name, with keys and values of those types: at most one value per key. It is
+        created by its first change, as a shard with a wall clock that keeps a day of history until `retain`
+        says otherwise; opened by hand (`await table`), by a feed, a subscription or a transaction, too. A
+        read creates none: it finds nothing. `TypeError` for types that cannot be stored, `INVALID_TYPE` for
+        those that admit `None`; its first use raises `NOT_A_TABLE` for a shard that is no table,
+        `CodecMismatch` for other types.
 
         `resident`: whether all its contents are in the memory of this client; `None`: while they take less
         than `settings.table_resident_bytes`. All handles of the table share one view: the last one that said

@@ -217,7 +217,7 @@ class AlreadyAppended(Error):
 
 
 class KeyExists(Error):
-    """The table has a val of this key. Nothing was written."""
+    """The table has a value of this key. Nothing was written."""
 
     def __init__(self, key: object, *, table: str, shard_id: str | None = None) -> None:
         super().__init__(f"table {table!r} has key {shown(key)}", shard_id=shard_id)

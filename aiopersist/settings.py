@@ -109,7 +109,7 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     batch_builder_max_outstanding_parts: PositiveInt = 2
     """Parts that a builder encodes or uploads at once: one is encoded while the other is sent."""
     update_size_max: PositiveInt = 64 * MIB
-    """Goodbytes of the key and val of one update: an update is never split."""
+    """Goodbytes of the key and value of one update: an update is never split."""
     row_group_bytes: PositiveInt = 8 * MIB
     """Goodbytes of a row group, the least that a reader fetches of a run."""
     inline_writes_single_max_bytes: NonNegativeInt = 16 * 1024

@@ -87,7 +87,7 @@ async def tail(
 async def _of_table(
     client: Client, name: str, schema: Schema[Any, Any, Any], cursor: str | None, from_start: bool
 ) -> AsyncGenerator[Line, None]:
-    """Old and new vals. All lines of a step have the cursor before it, but the last one, which has that
+    """Old and new values. All lines of a step have the cursor before it, but the last one, which has that
     behind it: who goes on by the cursor of any line misses nothing."""
     table = client.table(name, key_type(schema.key.arrow("key")), schema.val.arrow("val"), resident=False)
     start = None if cursor is not None or from_start else "now"

@@ -1,14 +1,13 @@
-"""How the columns of files become keys and vals, and how these become columns. Pure.
+"""How the columns of files become keys and values, and how these become columns. Pure.
 
 - A key that is a struct has a column for each field; any other key is the column `key`.
-- A val that is a struct has a column for each field; any other val is the column `val`.
+- A value that is a struct has a column for each field; any other value is the column `val`.
 - `diff` has a column where a shard, and no table, is written.
 
 Where that would be ambiguous the struct stays whole, in a column `key` or `val`: a key of one field alone, a
-val of one field `val`, or if two columns would have the same name. So what is written as columns can be read
-back from them: one column that is named as the key is the key as it is, several are its fields; a single
-other column `val` is the val as it is, all others are its fields.
-"""
+value of one field `val`, or if two columns would have the same name. So what is written as columns can be
+read back from them: one column that is named as the key is the key as it is, several are its fields; a single
+other column `val` is the value as it is, all others are its fields."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from aiopersist.data.types.schema import Schema
 
 @dataclass(frozen=True, slots=True)
 class ColumnLayout:
-    """Which columns keys and vals have."""
+    """Which columns keys and values have."""
 
     key: tuple[str, ...]
     val: tuple[str, ...]
@@ -89,7 +88,7 @@ def columns_in(
     schema: Schema[Any, Any, Any], key: Sequence[str], names: Collection[str] = ()
 ) -> dict[str, pa.Field]:
     """The fields of the columns of a file whose key has these columns. `names`, as far as they are known,
-    tell whether a val that is a struct is there as one."""
+    tell whether a value that is a struct is there as one."""
     keys, val = schema.arrow_schema.field("key"), schema.arrow_schema.field("val")
     if len(key) == 1:
         found = {key[0]: keys}

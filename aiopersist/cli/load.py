@@ -327,7 +327,7 @@ def _loses(of: "pa.DataType", texts: Any) -> bool:
 
 
 def _check_fields(path: str, layout: ColumnLayout, schema: Schema[Any, Any, Any]) -> None:
-    """`Problems` unless the columns of the val are its fields."""
+    """`Problems` unless the columns of the value are its fields."""
     val = schema.arrow_schema.field("val").type
     if layout.is_val_whole or not pa.types.is_struct(val):
         return

@@ -1,4 +1,4 @@
-"""`aiopersist get`, `put`, `rm`: single entries of tables, by keys and vals as texts."""
+"""`aiopersist get`, `put`, `rm`: single entries of tables, by keys and values as texts."""
 
 import json
 from collections import namedtuple
@@ -34,7 +34,7 @@ KeyText = Annotated[str, typer.Argument(metavar="KEY", help="A text, a number, o
 
 
 async def get(run: Invocation, table: ShardName, key: KeyText, as_of: AsOf = None) -> None:
-    """Write the val of a key as JSON."""
+    """Write the value of a key as JSON."""
     async with run.reading() as client:
         found, schema = await opened_table(client, table)
         time = as_of_option(as_of)
@@ -52,7 +52,7 @@ async def put(
     key: KeyText,
     val: Annotated[str, typer.Argument(metavar="JSON", help="The val; - reads it from standard input.")],
 ) -> None:
-    """Give a key its val."""
+    """Give a key its value."""
     async with run.writing() as client:
         found, schema = await opened_table(client, table)
         text = standard_input().read().decode(errors="surrogateescape") if val == "-" else val
@@ -118,7 +118,7 @@ def key_of(text: str, schema: Schema[Any, Any, Any]) -> Any:
 
 
 def val_of(text: str, schema: Schema[Any, Any, Any]) -> Any:
-    """The val that JSON stands for."""
+    """The value that JSON stands for."""
     check_utf8("val", text)
     field = schema.val.arrow("val")
     return _value(_json("val", text, field.type), field)

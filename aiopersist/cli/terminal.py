@@ -1,10 +1,9 @@
 """What commands write, and where to: nothing that a location stores moves the cursor of a terminal, hides a
 text, or turns it around.
 
-Stored texts reach people in many ways: names of shards, keys and vals, texts of errors, headers of files. So
-they are escaped where they leave: what rich prints in `SafeConsole` (`cli/consoles.py`), lines and rows in
-`output`, messages by `complain`. An escape is that of JSON, so JSON stays what it is.
-"""
+Stored texts reach people in many ways: names of shards, keys and values, texts of errors, headers of files.
+So they are escaped where they leave: what rich prints in `SafeConsole` (`cli/consoles.py`), lines and rows in
+`output`, messages by `complain`. An escape is that of JSON, so JSON stays what it is."""
 
 import logging
 import os

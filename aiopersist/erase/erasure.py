@@ -210,8 +210,8 @@ class _Erasing:
         return found
 
     async def _delete(self, there: Mapping[str, str]) -> int:
-        """Delete the rows: by their keys whatever their vals are, by the condition if it still fits. The time
-        at which all of them are gone; -1 if there were none."""
+        """Delete the rows: by their keys whatever their values are, by the condition if it still fits. The
+        time at which all of them are gone; -1 if there were none."""
         time = -1
         for _ in range(ROUNDS):
             keys = self._asked.keys

@@ -40,7 +40,7 @@ class RowsToErase:
         return MatchingUpdates([key for some in found for key in _texts(some, "key")], max(times, default=-1))
 
     def entries(self, contents: pa.Table) -> dict[str, str]:
-        """The vals by key of those of `contents` that are among them, as texts."""
+        """The values by key of those of `contents` that are among them, as texts."""
         found: dict[str, str] = {}
         for some in self._parted(contents):
             found.update(zip(_texts(some, "key"), _texts(some, "val"), strict=True))

@@ -5,8 +5,8 @@ a step has many changes, so a place is a cursor, a tilde, and how many changes b
 are read again have the same changes in the same order, though perhaps cut elsewhere, so a feed that goes on
 from there sends each change once.
 
-Data is JSON in one line: JSON escapes line ends within texts, so no key or val can make an event of its own.
-"""
+Data is JSON in one line: JSON escapes line ends within texts, so no key or value can make an event of its
+own."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -53,7 +53,7 @@ def event(name: str, data: Any, id: str | None = None) -> bytes:
 
 def _as_json(data: Any) -> bytes:
     """As pydantic writes it, bytes as base64. Those of a model are as its config says, by default as text; of
-    one that has no such text all are base64: one val must not end a stream, again with each connection."""
+    one that has no such text all are base64: one value must not end a stream, again with each connection."""
     try:
         return to_json(data, bytes_mode="base64", inf_nan_mode="null")
     except PydanticSerializationError:

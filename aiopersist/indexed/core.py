@@ -36,7 +36,7 @@ V = TypeVar("V")
 @dataclass(frozen=True, repr=False)
 class Stream(Generic[K, V]):
     """A stream of an `Indexed`, as `register` and `load` return it: its name, and the schema by which its
-    keys and vals are read and written."""
+    keys and values are read and written."""
 
     name: str
     schema: Schema[K, V, int]

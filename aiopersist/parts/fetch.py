@@ -79,7 +79,7 @@ class Selection:
 
     @property
     def chooses(self) -> bool:
-        """Whether it asks for some rows alone, by their key or val."""
+        """Whether it asks for some rows alone, by their key or value."""
         return self.where is not None or self.keys is not None
 
     def covers(self, batch: HollowBatch) -> bool:

@@ -39,7 +39,7 @@ def plan_runs(parts: Sequence[Named]) -> list[list[Named]]:
 
 def are_contents(parts: Sequence[Named], schema_id: int) -> bool:
     """Whether the rows of these parts are contents as they lie: one sorted run of updates of one time, so
-    that no key and val come twice."""
+    that no key and value come twice."""
     if not parts:
         return False
     batch, first = parts[0]

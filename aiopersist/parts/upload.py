@@ -334,7 +334,7 @@ def fits_inline(goodbytes: int, settings: Settings) -> bool:
 
 
 class _FinishedPart(NamedTuple):
-    """A part, its least and greatest (key, val, time), which decide whether it continues a run, and the sum
+    """A part, its least and greatest (key, value, time), which decide whether it continues a run, and the sum
     of its diffs."""
 
     hollow: HollowPart

@@ -21,7 +21,7 @@ Columns = Sequence[str]
 
 @dataclass(frozen=True)
 class Query:
-    """`paths` are the paths of the chosen columns, by name; `None`: key and val as they are. `keys`: of
+    """`paths` are the paths of the chosen columns, by name; `None`: key and value as they are. `keys`: of
     these keys alone, as in `Selection`. `sums=False`: updates as they are, in any order. `after`: what
     changed after that time alone. `may_match`: whether a part may have rows of `where`, where the caller
     knows that sooner than `where` itself."""

@@ -19,7 +19,7 @@ FOLD_ROWS_MIN = 4 * BATCH_ROWS  # rows of a projection that are held before they
 async def in_batches(
     fetch: Fetch, runs: Runs, selection: Selection, reader: str, *, final: bool
 ) -> "AsyncGenerator[pa.RecordBatch, None]":
-    """Globally consolidated contents (`final`), in key order, or updates, by (key, val, time)."""
+    """Globally consolidated contents (`final`), in key order, or updates, by (key, value, time)."""
     async with aclosing(merged(fetch, runs, selection, reader, final=final)) as tables:
         async for table in tables:
             for batch in _batches(table):

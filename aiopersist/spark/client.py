@@ -117,7 +117,7 @@ class SparkClient(Resource):
         action; on a wall clock an aware `datetime` will do). Each row is there as often as its diff says;
         with `expand=False` it is there once, with a column `_diff`.
 
-        `columns` selects columns of key and val, by their names in the DataFrame. `where` is a
+        `columns` selects columns of key and value, by their names in the DataFrame. `where` is a
         `pyarrow.compute` expression, as for a snapshot: parts that cannot match are not read. Both are
         checked first: `InvalidUsage` of kind `INVALID_COLUMN`. About `parallelism` tasks (by default as many
         as Spark runs at once) each read a range of keys, without a shuffle. Errors and `wait` as in

@@ -1,9 +1,10 @@
 """From updates and contents to the columns of a DataFrame.
 
-A DataFrame is flat: the fields of key and val are its columns; a key, or val, without fields is one column,
-`key` or `val`. A name that both have is prefixed. Spark knows fewer types than Arrow, and takes every column
-as nullable, so each schema has *one* fixed form: every column in the type of `spark_type`, and nullable. A
-type without a counterpart, and names that Spark cannot tell apart, are refused before anything runs.
+A DataFrame is flat: the fields of key and value are its columns; a key, or value, without fields is one
+column, `key` or `val`. A name that both have is prefixed. Spark knows fewer types than Arrow, and takes every
+column as nullable, so each schema has *one* fixed form: every column in the type of `spark_type`, and
+nullable. A type without a counterpart, and names that Spark cannot tell apart, are refused before anything
+runs.
 
 Each row is there as often as its diff says; or once, with a column `_diff`.
 """
@@ -71,7 +72,7 @@ class ColumnSource(NamedTuple):
 
 
 def sources(schema: Schema[Any, Any, Any]) -> dict[str, ColumnSource]:
-    """The columns that key and val are made of, by their names in a DataFrame."""
+    """The columns that key and value are made of, by their names in a DataFrame."""
     given = [source for half in ("key", "val") for source in _sources(schema.arrow_schema.field(half), half)]
     often = Counter((source.field or source.half).lower() for source in given)
     found: dict[str, ColumnSource] = {}
@@ -85,7 +86,8 @@ def sources(schema: Schema[Any, Any, Any]) -> dict[str, ColumnSource]:
 
 class Columns:
     """The columns of a DataFrame of a shard with this schema. `time` adds `_time`, for changes.
-    `expand=False` adds `_diff`, and repeats no rows. `only`: these columns of key and val, in this order."""
+    `expand=False` adds `_diff`, and repeats no rows. `only`: these columns of key and value, in this
+    order."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Maps, which no key or val of a shard can have: they are stored as lists of `(key, value)` structs in the
+"""Maps, which no key or value of a shard can have: they are stored as lists of `(key, value)` structs in the
 order of their keys, so that equal maps are equal lists. The schema remembers, by path and name as for own
 codecs, that such a list is a map.
 """

@@ -1,11 +1,11 @@
 """From the columns of a DataFrame to the updates of a shard, and to the schema of a new shard.
 
-A column belongs to the field of key or val that has its name in a DataFrame of the shard (`columns.sources`),
-in upper or lower case. Types are checked before anything runs: a column that is unknown, a column that is
-missing and not optional, a type that means something else. Values are checked as they come: nulls where none
-may be, numbers that do not fit.
+A column belongs to the field of key or value that has its name in a DataFrame of the shard
+(`columns.sources`), in upper or lower case. Types are checked before anything runs: a column that is unknown,
+a column that is missing and not optional, a type that means something else. Values are checked as they come:
+nulls where none may be, numbers that do not fit.
 
-The rows of a deletion are keys alone. As updates they need vals, which nobody reads: each gets the same one
+The rows of a deletion are keys alone. As updates they need values, which nobody reads: each gets the same one
 (`neutral`).
 """
 
@@ -32,7 +32,7 @@ FIXED = (
 
 
 class Special(NamedTuple):
-    """The columns that belong neither to key nor to val."""
+    """The columns that belong neither to key nor to value."""
 
     time: str | None = None
     diff: str | None = None
@@ -203,8 +203,8 @@ def _check_type(name: str, given: pa.DataType, source: ColumnSource) -> None:
 
 def schema_of(frame: pa.Schema, keys: Sequence[str], special: Special = NONE) -> Schema[Any, Any, int]:
     """The schema of a new shard for a DataFrame with these columns. Its key is a struct of the columns
-    `keys`, not null; its val is a struct of the others. A single column named `key`, or `val`, is the key, or
-    the val, itself. `INVALID_COLUMN` for columns that cannot be stored."""
+    `keys`, not null; its value is a struct of the others. A single column named `key`, or `val`, is the key,
+    or the value, itself. `INVALID_COLUMN` for columns that cannot be stored."""
     names = _by_lower(frame)
     special = Special(*(_special(name, names, frame) for name in special))
     rest = [name for name in frame.names if name not in special]

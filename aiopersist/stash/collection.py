@@ -47,7 +47,7 @@ class StashCollection(Generic[K, V]):
         self.codecs = codecs
         """The stored texts of the codecs."""
         self.is_table = is_table
-        """Whether `TypedCollection.get` gave it: then its batches must leave one val per key."""
+        """Whether `TypedCollection.get` gave it: then its batches must leave one value per key."""
 
     def __repr__(self) -> str:
         key, val = (self.schema.arrow_schema.field(name).type for name in ("key", "val"))
@@ -72,7 +72,7 @@ class StashCollection(Generic[K, V]):
         current upper, which may be later than the read. (`transact` does all of this.)
 
         `append` refuses, as a `StashError`, a batch of a table (`TypedCollection.get`) that would leave a key
-        with several vals, or a diff other than 1."""
+        with several values, or a diff other than 1."""
         return await stash.make_batch(self, upper)
 
     def append_to_batch(self, batch: "AppendBatch", key: K, val: V, diff: int) -> None:

@@ -34,7 +34,7 @@ START = Frontiers()
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Updates as columns of equal length; keys and vals are JSON texts (`data.jsonable`)."""
+    """Updates as columns of equal length; keys and values are JSON texts (`data.jsonable`)."""
 
     keys: Sequence[str] = ()
     vals: Sequence[str] = ()

@@ -9,7 +9,7 @@
 | sinces      | since (null: empty)                                                        |
 | data        | an update                                                                  |
 
-Keys and vals are canonical JSON, compared by bytes. The index of `data` holds only the beginning of a key:
+Keys and values are canonical JSON, compared by bytes. The index of `data` holds only the beginning of a key:
 Postgres bounds an index entry, and keys are unbounded.
 """
 

@@ -3,7 +3,7 @@
     entries -> columns of the schema (checked, in bulk) -> texts                   `encode`
     texts -> columns -> times forwarded to since, sorted, summed -> entries        `decode`
 
-Keys and vals are canonical JSON: equal ones have equal texts, so a database can find and sum them. Some
+Keys and values are canonical JSON: equal ones have equal texts, so a database can find and sum them. Some
 thousand rows whose values JSON can say are checked, written, summed and read without columns, whose kernels
 take longer (`_plain_rows`, `_plain_contents`).
 """
@@ -61,8 +61,8 @@ def encode_key(key: Any, schema: Schema[Any, Any, Any], name: str) -> str:
 
 
 def decode(rows: StoredRows, schema: Schema[Any, Any, Any], since: int) -> list[Any]:
-    """The rows as entries `((key, val), time, diff)`, times forwarded to `since`, in the order of (key, val,
-    time), summed. `DiffOverflow` for a sum beyond 64 bits."""
+    """The rows as entries `((key, val), time, diff)`, times forwarded to `since`, in the order of (key,
+    value, time), summed. `DiffOverflow` for a sum beyond 64 bits."""
     table = _table(rows, schema)
     times = pc.max_element_wise(table.column("time"), int64_scalar(since))
     table = sum_columns(table.set_column(2, table.schema.field("time"), times), schema)
@@ -78,7 +78,7 @@ def decode_at(rows: StoredRows, schema: Schema[Any, Any, Any], time: int) -> lis
 
 
 class Item(NamedTuple):
-    """A key and its val, and the text of the val."""
+    """A key and its value, and the text of the value."""
 
     key: Any
     val: Any
@@ -106,7 +106,7 @@ def table_at(rows: StoredRows, schema: Schema[Any, Any, Any], time: int, name: s
 
 
 def by_key(table: Mapping[str, Item], name: str) -> dict[Any, Any]:
-    """The vals by their keys; `StashError` if several keys are equal in Python."""
+    """The values by their keys; `StashError` if several keys are equal in Python."""
     found = {item.key: item.val for item in table.values()}
     if len(found) < len(table):
         raise StashError(f"collection {name!r}: several of its keys are equal in Python: read it with peek")
@@ -114,8 +114,8 @@ def by_key(table: Mapping[str, Item], name: str) -> dict[Any, Any]:
 
 
 def check_table(rows: StoredRows, schema: Schema[Any, Any, Any], upper: Antichain, name: str) -> None:
-    """`StashError` if the rows, sealed up to `upper`, leave a key with several vals, or a diff other than 1;
-    or will, once a later time of theirs is sealed."""
+    """`StashError` if the rows, sealed up to `upper`, leave a key with several values, or a diff other than
+    1; or will, once a later time of theirs is sealed."""
     last = max((at for at in rows.times if not upper.less_equal(at)), default=-1)
     for time in sorted({last, *(at for at in rows.times if at > last)}):
         try:
@@ -215,7 +215,7 @@ def _plain_rows(rows: list[Any], schema: Schema[Any, Any, Any]) -> StoredRows | 
 
 
 def _plain_contents(rows: StoredRows, schema: Schema[Any, Any, Any]) -> _Shown | None:
-    """As `_contents`, without columns. `None` if it is not for them: many rows, a key with several vals,
+    """As `_contents`, without columns. `None` if it is not for them: many rows, a key with several values,
     a sum beyond 64 bits, values that take the way by a column."""
     if not rows or len(rows) > PLAIN_ROWS_MAX or schema.key.codec.arrow_type not in (pa.string(), pa.int64()):
         return None

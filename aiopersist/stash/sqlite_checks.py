@@ -30,7 +30,7 @@ def check_columns(stash: str, collection: str | None, kinds: Iterable[tuple[str,
 
 
 def check_rows(stash: str, collection: str, rows: StoredRows) -> StoredRows:
-    """The rows; `Corruption` unless keys and vals are texts, and times and diffs ints that can be such."""
+    """The rows; `Corruption` unless keys and values are texts, and times and diffs ints that can be such."""
     for (name, kind), column in zip(KINDS, rows.columns, strict=True):
         if set(map(type, column)) - {kind}:
             wrong = next(value for value in column if type(value) is not kind)

@@ -131,7 +131,7 @@ class Stash(Root):
     # --- reading ---------------------------------------------------------------------------------
 
     async def iter(self, c: StashCollection[K, V]) -> list[Entry[K, V]]:
-        """All entries `((key, val), time, diff)`, consolidated, in the order of (key, val, time). Times are
+        """All entries `((key, val), time, diff)`, consolidated, in the order of (key, value, time). Times are
         at or beyond since, and may be beyond upper. `StashError` if since is empty."""
         with self._scope.call():
             stored = await self._load(c)
@@ -139,7 +139,7 @@ class Stash(Root):
             return await compute(len(stored.rows), partial(decode, stored.rows, c.schema, since))
 
     async def iter_key(self, c: StashCollection[K, V], key: K) -> list[tuple[V, int, int]]:
-        """The entries of a key: `(val, time, diff)`, in the order of (val, time)."""
+        """The entries of a key: `(val, time, diff)`, in the order of (value, time)."""
         with self._scope.call():
             stored = await self._load(c, encode_key(key, c.schema, c.name))
             since = rules.readable_since(c.name, stored.frontiers)
@@ -165,8 +165,8 @@ class Stash(Root):
         return by_key(table, c.name)
 
     async def peek_key_one(self, c: StashCollection[K, V], key: K) -> V | None:
-        """The val of a key at the last sealed time; `None` if the key is absent, `StashError` if it has
-        several vals or a diff is not 1. Other keys do not matter."""
+        """The value of a key at the last sealed time; `None` if the key is absent, `StashError` if it has
+        several values or a diff is not 1. Other keys do not matter."""
         checked(c)
         check_absence(c.name, c.schema)
         text = encode_key(key, c.schema, c.name)
@@ -223,8 +223,9 @@ class Stash(Root):
     async def append(self, batches: Iterable[AppendBatch]) -> None:
         """Append to several collections: all of it happens, or nothing. Each batch's `lower` must be the
         upper of its collection (else `StaleLower`), and its entries at or beyond `lower`; then upper becomes
-        `upper`, and since becomes `compact`. A batch of a table must leave one val per key. Call `collection`
-        on this stash for each before. One request, for a few thousand entries; none for no batches."""
+        `upper`, and since becomes `compact`. A batch of a table must leave one value per key. Call
+        `collection` on this stash for each before. One request, for a few thousand entries; none for no
+        batches."""
         with self._scope.call():
             given = [(batch, self._collection_of(batch), listed(batch.entries)) for batch in batches]
             if not given:
@@ -318,7 +319,7 @@ class Stash(Root):
             await self._append_encoded({c: ((at, beyond, at), replace(rows, times=[time] * len(rows)))})
 
     async def _append_checked(self, ready: Ready, tables: Mapping[StashCollection[Any, Any], Stored]) -> None:
-        """Append, unless a table would be left with several vals of a key. `tables` has them as they were
+        """Append, unless a table would be left with several values of a key. `tables` has them as they were
         last read; a table that has changed since is read again."""
         bases = dict(tables)
         while True:

@@ -2,8 +2,8 @@
 
 users = TableTransaction(await USERS.peek_one(stash), lambda a, b: a.email == b.email)
 users.insert(7, User(...))
-for key, val, diff in users.pending():
-    c.append_to_batch(batch, key, val, diff)
+for key, value, diff in users.pending():
+    c.append_to_batch(batch, key, value, diff)
 """
 
 import datetime as dt
@@ -39,9 +39,9 @@ _NATURAL = (str, bytes, int, bool)  # Python orders them as collections do
 
 
 class TableTransaction(Generic[K, V]):
-    """A table that begins with `initial`. `uniqueness_violation(a, b)` is true if the vals of two different
-    keys may not be there together, and is symmetric; without it any vals may. Reads see the transaction's own
-    writes.
+    """A table that begins with `initial`. `uniqueness_violation(a, b)` is true if the values of two different
+    keys may not be there together, and is symmetric; without it any values may. Reads see the transaction's
+    own writes.
 
     A refused call raises `StashError` and changes nothing. `None` is not a val: it says "absent". Vals are
     not copied: replace them, do not change them in place."""
@@ -61,7 +61,7 @@ class TableTransaction(Generic[K, V]):
         return f"<TableTransaction of {len(self._table)} entries{', ended' if self._ended else ''}>"
 
     def get(self, key: K) -> V | None:
-        """The val of a key, or `None`."""
+        """The value of a key, or `None`."""
         item = self._now().get(comparable(key))
         return None if item is None else item[1]
 
@@ -75,14 +75,14 @@ class TableTransaction(Generic[K, V]):
             call_plain(f, key, val)
 
     def insert(self, key: K, val: V) -> None:
-        """Add an entry; `StashError` if the key is there, or the val violates the rule."""
+        """Add an entry; `StashError` if the key is there, or the value violates the rule."""
         _check_val(key, val)
         if comparable(key) in self._now():
             raise StashError(f"key {key!r} is there already: use set or update")
         self._replace({comparable(key): (key, val)})
 
     def set(self, key: K, val: V | None) -> V | None:
-        """Give a key a val, or delete it with `None`. Returns the val it had, or `None`."""
+        """Give a key a value, or delete it with `None`. Returns the value it had, or `None`."""
         previous = self.get(key)
         if val is None:
             self._table.pop(comparable(key), None)
@@ -91,8 +91,8 @@ class TableTransaction(Generic[K, V]):
         return previous
 
     def update(self, f: Callable[[K, V], V | None]) -> int:
-        """Give each entry the val that `f` returns for it; `None` keeps its val. Returns how many got one.
-        The rule is checked on the result, so vals may swap."""
+        """Give each entry the value that `f` returns for it; `None` keeps its value. Returns how many got
+        one. The rule is checked on the result, so values may swap."""
         given = [(at, key, call_plain(f, key, val)) for at, (key, val) in list(self._now().items())]
         changes = {at: (key, val) for at, key, val in given if val is not None}
         self._replace(changes)
@@ -228,8 +228,8 @@ def _same(old: tuple[Any, Any] | None, new: tuple[Any, Any] | None) -> bool:
 
 
 def _told(val: Any) -> Any:
-    """The parts of a val that a collection stores, in a form that compares completely: the class of the val
-    may compare only some parts. A bool is not an int."""
+    """The parts of a value that a collection stores, in a form that compares completely: the class of the
+    value may compare only some parts. A bool is not an int."""
     if isinstance(val, bool):
         return bool, val
     if isinstance(val, float | dt.datetime):

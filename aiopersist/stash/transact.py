@@ -6,8 +6,8 @@
    again. So a change always follows from the contents at the time of its write.
 
 Changes are found by comparing stored texts: the texts that were read with those of the tables at the end. So
-a retraction always names a row that exists, however the classes of keys and vals compare, however often a
-codec gives another text for the same val, and whether a val was replaced or changed in place.
+a retraction always names a row that exists, however the classes of keys and values compare, however often a
+codec gives another text for the same value, and whether a value was replaced or changed in place.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,9 +65,9 @@ async def transact(stash: Stash, change: Callable[..., T], /, *tables: TypedColl
     """Call `change` with a `TableTransaction` of each table, all as they are at one moment, and make its
     changes durable at one moment; returns what `change` returned.
 
-    If another append came in between, `change` is called again with the new contents: so it must be a
-    plain function without other effects. An error that it raises ends the transaction, and nothing is
-    written. Nothing is appended to a table that it did not change; a val that it changed in place is changed.
+    If another append came in between, `change` is called again with the new contents: so it must be a plain
+    function without other effects. An error that it raises ends the transaction, and nothing is written.
+    Nothing is appended to a table that it did not change; a value that it changed in place is changed.
     `StashError` if two keys of a table would be stored as one. A table in which nothing was sealed is empty.
     `change` itself must keep a rule of uniqueness. Two requests; one if nothing is changed."""
     stash._session.writing()

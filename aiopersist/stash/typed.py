@@ -23,13 +23,13 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 Table = dict[str, Item]
-"""Keys and vals by the texts of the keys."""
+"""Keys and values by the texts of the keys."""
 
 
 class TypedCollection(Generic[K, V]):
-    """A collection by name and types, with at most one val per key. Works with every stash.
+    """A collection by name and types, with at most one value per key. Works with every stash.
 
-    `InvalidUsage` if the vals admit `None`, which says "absent" here; `TypeError` for types that cannot be
+    `InvalidUsage` if the values admit `None`, which says "absent" here; `TypeError` for types that cannot be
     stored. Reads raise `NothingSealed` until the first write."""
 
     @overload
@@ -55,16 +55,16 @@ class TypedCollection(Generic[K, V]):
         return await stash.upper(await self.get(stash))
 
     async def peek_one(self, stash: Stash) -> dict[K, V]:
-        """All keys and their vals, in key order."""
+        """All keys and their values, in key order."""
         return await stash.peek_one(await self.get(stash))
 
     async def peek_key_one(self, stash: Stash, key: K) -> V | None:
-        """The val of a key, or `None`."""
+        """The value of a key, or `None`."""
         return await stash.peek_key_one(await self.get(stash), key)
 
     async def insert_without_overwrite(self, stash: Stash, key: K, val: V) -> V:
-        """Insert the entry, unless the key is there. Returns the val that the key has afterwards. One append;
-        none if the key is there."""
+        """Insert the entry, unless the key is there. Returns the value that the key has afterwards. One
+        append; none if the key is there."""
         given = await self._given([(key, val)])
 
         def plan(there: Table) -> tuple[StoredRows | None, V]:
@@ -76,7 +76,7 @@ class TypedCollection(Generic[K, V]):
         self, stash: Stash, entries: Iterable[tuple[K, V]] | Mapping[K, V]
     ) -> dict[K, V]:
         """Insert the entries whose keys are not there; of a key given twice the first entry counts. Returns
-        the vals that the given keys have afterwards. One append; none if no key is new."""
+        the values that the given keys have afterwards. One append; none if no key is new."""
         given = await self._given(_pairs(entries), first=True)
 
         def plan(there: Table) -> tuple[StoredRows | None, dict[K, V]]:
@@ -89,12 +89,12 @@ class TypedCollection(Generic[K, V]):
         return await self._append(stash, plan)
 
     async def upsert_key(self, stash: Stash, key: K, val: V) -> None:
-        """Give the key that val. One append."""
+        """Give the key that value. One append."""
         given = await self._given([(key, val)])
         await self._append(stash, lambda there: (given.instead_of(there), None), key=given.only)
 
     async def upsert(self, stash: Stash, entries: Iterable[tuple[K, V]] | Mapping[K, V]) -> None:
-        """Give the keys those vals; of a key given twice the last entry counts. One append."""
+        """Give the keys those values; of a key given twice the last entry counts. One append."""
         given = await self._given(_pairs(entries))
         await self._append(stash, lambda there: (given.instead_of(there), None))
 
@@ -157,7 +157,7 @@ class Given:
         )
 
     def instead_of(self, there: Table) -> StoredRows:
-        """These entries, after retractions of the vals that their keys have."""
+        """These entries, after retractions of the values that their keys have."""
         return Given({text: there[text] for text in self.items if text in there}).rows(-1) + self.rows(1)
 
 

@@ -208,7 +208,7 @@ class State(Record, frozen=True, kw_only=True):
     clock: Clock = Clock.LOGICAL
     """Set when the shard is created."""
     table: bool = False
-    """Whether it is a table: at most one val per key. Set when the shard is created."""
+    """Whether it is a table: at most one value per key. Set when the shard is created."""
     finalized: bool = False
     """Nothing can be read or written any more."""
     schemas: dict[int, dict[str, Any]] = {}

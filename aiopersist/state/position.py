@@ -16,7 +16,7 @@ class WithinContents(Record, frozen=True, kw_only=True):
     is_key_done: bool = False
     """All rows of `key` lie before the place, however many they are."""
     past: int = 0
-    """Else: the rows from `key` on that lie before it. A key may have many vals."""
+    """Else: the rows from `key` on that lie before it. A key may have many values."""
     schema_id: int | None = None
     """The schema by which it was read: rows and keys of others may be more, or fewer. `None`: before any."""
     chosen: str = ""

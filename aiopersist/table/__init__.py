@@ -1,8 +1,8 @@
-"""Tables: at most one val per key, on a shard with a wall clock; and transactions over them.
+"""Tables: at most one value per key, on a shard with a wall clock; and transactions over them.
 
 | module                | what it has                                                              |
 |-----------------------|--------------------------------------------------------------------------|
-| `kind`                | keys and vals as texts, as Python values and as columns                  |
+| `kind`                | keys and values as texts, as Python values and as columns                  |
 | `view`                | the contents by key, which follow the shard                              |
 | `held`, `bounds`, `lookup` | what a view has in memory, how much that may be; keys looked up     |
 | `operation`, `plan`   | what operations read and write, and what a commit makes of them; pure    |

@@ -83,7 +83,7 @@ class Ahead:
         return self._rests_on.keys()
 
     def val_of(self, member: TableMember, key: str) -> str | None:
-        """The val of a key that is known in the view, after `refresh`."""
+        """The value of a key that is known in the view, after `refresh`."""
         overlay = self._overlays.get(member) or self._planned.get(member)
         return member.view.val_of(key) if overlay is None else overlay.val_of(key)
 
@@ -116,5 +116,5 @@ class Ahead:
 
 
 def _val_now(member: Member, key: str) -> str | None:
-    """The val of a key, whatever the view holds by now."""
+    """The value of a key, whatever the view holds by now."""
     return member.val_of(key)

@@ -19,7 +19,7 @@ def size_of(named: Iterable[Named]) -> float:
 
 
 def contents_at_most(state: State) -> float:
-    """About the bytes in memory of the contents of a state, at most, unless vals have many small fields."""
+    """About the bytes in memory of the contents of a state, at most, unless values have many small fields."""
     parts = [part for batch in state.batches.values() for part in batch.parts]
     return sum(goodbytes_at_most(part) + ENTRY_BYTES * part.rows for part in parts)
 

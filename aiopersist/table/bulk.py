@@ -3,7 +3,7 @@
 1. *Spill*: the entries go, chunk by chunk, to parts of their own in the blob store, sorted by key, with
    their number as time. No state names these parts; they are deleted at the end, or swept after a crash.
 2. *Stage*, without holding up other operations: the spilled entries are merged with the contents before the
-   upper of the view, both in key order. What changes, old vals and new ones, becomes a staged batch.
+   upper of the view, both in key order. What changes, old values and new ones, becomes a staged batch.
 3. *Commit*, in a turn with the groups of the client. What other commits did since 2 to the same keys is taken
    back by a *correction*, a second batch: the staged one replaces what was there before them. If they are too
    large to be read, stage again; after `ROUNDS` times within the turn, where no other operation of the client
@@ -105,7 +105,7 @@ class Bulk:
     # --- spill -----------------------------------------------------------------------------------
 
     async def add(self, entries: pa.Table) -> None:
-        """Spill entries, as columns `key` and `val`. Of several vals of a key the last counts."""
+        """Spill entries, as columns `key` and `val`. Of several values of a key the last counts."""
         if self._spill is None:
             self._registration = await self.member.writer.begin_batch()
             self._spill = self.member.writer.context.upload(minimum(None), self._registration)

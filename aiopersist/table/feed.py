@@ -1,7 +1,7 @@
-"""A feed: the changes of a table, old and new val paired, in order of time; at first its contents.
+"""A feed: the changes of a table, old and new value paired, in order of time; at first its contents.
 
 `read/feed.py` gives the updates, those of the contents in steps of bounded size, in key order. Behind the
-contents they are paired by key and time: a table has at most one val per key, so at each time a key has at
+contents they are paired by key and time: a table has at most one value per key, so at each time a key has at
 most one retraction and one insertion.
 """
 
@@ -35,7 +35,7 @@ SHARED_BUFFERS = 2  # times the bytes of rows that the columns below them may ha
 
 
 class Change(NamedTuple, Generic[K, V]):
-    """At `time` the val of `key` went from `old` to `new`; `None` stands for absent."""
+    """At `time` the value of `key` went from `old` to `new`; `None` stands for absent."""
 
     key: K
     old: V | None

@@ -5,9 +5,8 @@ A view that has a part looks keys up in the shard as of a *base*, a frontier at 
 - *recent* keys, which changed at or beyond the base: they are never dropped;
 - *seen* keys, which were looked up and have not changed since: the least recently used ones may go.
 
-So a key that is neither has at the upper the val that it has at the base. When the base moves forward, recent
-keys that did not change beyond it become seen ones.
-"""
+So a key that is neither has at the upper the value that it has at the base. When the base moves forward,
+recent keys that did not change beyond it become seen ones."""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -99,7 +98,7 @@ class ChangedKeys:
 
 
 class Whole:
-    """All vals by key."""
+    """All values by key."""
 
     def __init__(self) -> None:
         self.vals: dict[str, str] = {}
@@ -110,7 +109,7 @@ class Whole:
         return len(self.vals)
 
     def add(self, keys: Sequence[str], vals: Sequence[str]) -> None:
-        """Take vals of other keys, none of which comes twice."""
+        """Take values of other keys, none of which comes twice."""
         self.vals.update(zip(keys, vals, strict=True))
         self.bytes += bytes_of(keys) + bytes_of(vals) + ENTRY_BYTES * len(keys)
 
@@ -119,7 +118,7 @@ class Whole:
         return []
 
     def val_of(self, key: str) -> str | None:
-        """The val of a key that is known."""
+        """The value of a key that is known."""
         return self.vals.get(key)
 
     def with_changes(self, changes: Mapping[str, str | None]) -> "Whole":
@@ -169,7 +168,7 @@ class Parted:
         return list(missing)
 
     def val_of(self, key: str) -> str | None:
-        """The val of a key that is known; `KeyError` for others."""
+        """The value of a key that is known; `KeyError` for others."""
         if key in self._incoming:
             return self._incoming[key]
         if key in self._recent:

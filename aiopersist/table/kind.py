@@ -1,9 +1,8 @@
-"""The keys and vals of one table, as Python values, as texts, and as columns.
+"""The keys and values of one table, as Python values, as texts, and as columns.
 
-Inside, a key and a val are canonical JSON (`data/jsonable.py`): two texts are equal if and only if the values
-are. Python's equality will not do: to it 1 equals True, and NaN does not equal itself. What is handed out is
-made of the text anew, so a caller may change it.
-"""
+Inside, a key and a value are canonical JSON (`data/jsonable.py`): two texts are equal if and only if the
+values are. Python's equality will not do: to it 1 equals True, and NaN does not equal itself. What is handed
+out is made of the text anew, so a caller may change it."""
 
 from __future__ import annotations
 
@@ -68,17 +67,17 @@ class Kind(Generic[K, V]):
         self.has_lists = has_lists(self.schema.val.codec.arrow_type)
         plain = plain_types(self.schema)
         self.imports_nothing = plain is not None and plain.encoders is not None
-        """Whether columns of its keys and vals are made without pandas."""
+        """Whether columns of its keys and values are made without pandas."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether most keys and vals are converted one by one, without columns."""
+        """Whether most keys and values are converted one by one, without columns."""
         return self._is_plain
 
     # --- in --------------------------------------------------------------------------------------
 
     def plain_key_text(self, key: Any) -> str | None:
-        """The text of one key, unless the key or the vals need columns."""
+        """The text of one key, unless the key or the values need columns."""
         return self._key_text(key) if self._is_plain else None
 
     def key_text(self, key: Any) -> str:
@@ -92,7 +91,7 @@ class Kind(Generic[K, V]):
         return self._texts("key", self.schema.key, keys)
 
     def val_text(self, val: Any) -> str:
-        """The text of one val; `InvalidUpdate` for a value that is no val."""
+        """The text of one value; `InvalidUpdate` for a value that is no value."""
         return self._val_text(val) or self._texts("val", self.schema.val, [val])[0]
 
     def _texts(self, what: str, field: Field, values: Sequence[Any]) -> list[str]:
@@ -106,7 +105,7 @@ class Kind(Generic[K, V]):
             raise InvalidUpdate(f"table {self.name!r}: {what}: {refusal.reason}", row=row) from refusal
 
     def entries(self, given: Any, size_max: int) -> dict[str, str]:
-        """Vals by keys, of a mapping, of pairs, or of Arrow data; of several vals of a key the last.
+        """Vals by keys, of a mapping, of pairs, or of Arrow data; of several values of a key the last.
         `InvalidUpdate` for an entry of more than `size_max` bytes."""
         found: dict[str, str] = {}
         rows = 0
@@ -152,11 +151,11 @@ class Kind(Generic[K, V]):
                 raise InvalidUpdate(text, row=row_base + refusal.row) from refusal
 
     def texts(self, rows: pa.Table) -> tuple[list[str], list[str]]:
-        """The texts of the keys and of the vals of a table of columns."""
+        """The texts of the keys and of the values of a table of columns."""
         return column_texts(rows.column("key")), column_texts(rows.column("val"))
 
     def changes(self, updates: pa.Table) -> dict[str, str | None]:
-        """The new vals by key, of updates in any order."""
+        """The new values by key, of updates in any order."""
         net = contents(updates, self.schema)
         keys, vals = self.texts(net)
         diffs = net.column("diff").to_pylist()
@@ -185,18 +184,18 @@ class Kind(Generic[K, V]):
         return self.schema.key.decode(column_from_texts(texts, self.schema.key.codec.arrow_type))
 
     def val(self, text: str) -> V:
-        """The val of this text, the caller's own."""
+        """The value of this text, the caller's own."""
         val: V = self.vals([text])[0] if self._val is None else self._val(text)
         return val
 
     def vals(self, texts: Sequence[str]) -> list[V]:
-        """The vals of these texts, the caller's own."""
+        """The values of these texts, the caller's own."""
         if self._val is not None and len(texts) <= FEW:
             return [*map(self._val, texts)]
         return self.schema.val.decode(column_from_texts(texts, self.schema.val.codec.arrow_type))
 
     def columns(self) -> tuple[tuple[str, Field], tuple[str, Field]]:
-        """The names and fields of the columns of keys and vals."""
+        """The names and fields of the columns of keys and values."""
         return ("key", self.schema.key), ("val", self.schema.val)
 
     def few_updates(
@@ -218,7 +217,7 @@ class Kind(Generic[K, V]):
     def updates(
         self, changes: Mapping[str, str | None], old: Mapping[str, str | None], time: int
     ) -> pa.Table:
-        """The updates that give each key its new val, `None` for absent, in place of the old one."""
+        """The updates that give each key its new value, `None` for absent, in place of the old one."""
         gone = [(key, val, -1) for key in changes if (val := old[key]) is not None]
         new = [(key, val, 1) for key, val in changes.items() if val is not None]
         schema = self.schema.arrow_schema

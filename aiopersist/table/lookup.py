@@ -43,7 +43,7 @@ def wanted_keys(kind: Kind[Any, Any], texts: Sequence[str]) -> WantedKeys:
 
 
 def chosen(kind: Kind[Any, Any], found: pa.Table, keys: Iterable[str]) -> dict[str, str]:
-    """The vals of these keys, of contents that have them and perhaps others."""
+    """The values of these keys, of contents that have them and perhaps others."""
     wanted = set(keys)
     pairs = zip(*kind.texts(found), strict=True) if found.num_rows else ()
     return {key: val for key, val in pairs if key in wanted}
@@ -57,7 +57,7 @@ async def look_up(
     reader: str,
     keys: Sequence[str],
 ) -> dict[str, str]:
-    """The vals that keys had at a complete time, by a state that `reader` holds."""
+    """The values that keys had at a complete time, by a state that `reader` holds."""
     stack, shard = session.shard.stack, session.shard
     release = shard.register.pin(state.seqno)
     try:
@@ -105,7 +105,7 @@ class LookUps:
 
 def whole_of(kind: Kind[Any, Any], updates: pa.Table) -> Whole:
     """All contents, of updates in any order. If none is a retraction, they are it: a key has at most one
-    val."""
+    value."""
     if not pc.all(pc.equal(updates.column("diff"), int64_scalar(1))).as_py():
         updates = contents(updates, kind.schema)
     whole = Whole()

@@ -30,7 +30,7 @@ class Made(Struct, eq=False):
     changes: Mapping[str, str | None] = {}
     """The net changes by key."""
     old: Mapping[str, str | None] = {}
-    """The vals that they replace."""
+    """The values that they replace."""
     rows: "list[pa.Table]" = []
     size: int = 0
     """About its bytes."""
@@ -54,7 +54,7 @@ class Member:
         await self.shard.open()
 
     def check_schema(self) -> None:
-        """`CodecMismatch` if vals may have fields by now that its writer does not know: it would retract
+        """`CodecMismatch` if values may have fields by now that its writer does not know: it would retract
         what is not there."""
 
     @property
@@ -64,7 +64,7 @@ class Member:
 
     @property
     def version(self) -> object:
-        """What is another one once the vals before `upper` may be others."""
+        """What is another one once the values before `upper` may be others."""
         return self.upper
 
     @property
@@ -73,7 +73,7 @@ class Member:
         return True
 
     def unknown(self, keys: Iterable[str]) -> list[str]:
-        """Those keys whose vals must be looked up before `val_of`."""
+        """Those keys whose values must be looked up before `val_of`."""
         return []
 
     def keeping(self, keys: Collection[str]) -> AbstractContextManager[None]:
@@ -86,7 +86,7 @@ class Member:
 
     @property
     def val_of(self) -> Callable[[str], str | None]:
-        """Gives the val of a known key before `upper`, as text."""
+        """Gives the value of a known key before `upper`, as text."""
         return lambda key: None
 
     async def catch_up(self) -> None:

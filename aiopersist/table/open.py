@@ -176,8 +176,8 @@ class OpenTables:
         self._is_ready = True
 
     async def converted(self, convert: Callable[..., R], *given: object) -> R:
-        """What `convert` makes of keys and vals as they are at the call, when it is `ready`: their owner may
-        change them later."""
+        """What `convert` makes of keys and values as they are at the call, when it is `ready`: their owner
+        may change them later."""
         if not self._is_ready:
             given = _copied(given)
             await self.ready()
@@ -189,7 +189,7 @@ class OpenTables:
         return convert(*given)
 
     async def decoded(self, kind: Kind[Any, V], texts: Sequence[tuple[K, str]]) -> dict[K, V]:
-        """The vals by key, of their texts."""
+        """The values by key, of their texts."""
         keys, vals = [key for key, _ in texts], [text for _, text in texts]
         compute = self.shards.stack.compute_few
         return dict(

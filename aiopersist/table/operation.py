@@ -16,10 +16,10 @@ from aiopersist.table.kind import Kind
 
 
 class Overlay(Struct, eq=False):
-    """The vals of one table within a group: those of the view, and on top what operations wrote."""
+    """The values of one table within a group: those of the view, and on top what operations wrote."""
 
     before: Callable[[str], str | None]
-    """The val of a key in the view, of those that operations have named."""
+    """The value of a key in the view, of those that operations have named."""
     written: dict[str, str | None] = {}
 
     def val_of(self, key: str) -> str | None:
@@ -27,7 +27,7 @@ class Overlay(Struct, eq=False):
 
 
 class Cells:
-    """The vals of one table as one operation sees them."""
+    """The values of one table as one operation sees them."""
 
     def __init__(self, overlay: Overlay) -> None:
         self._overlay = overlay
@@ -38,7 +38,7 @@ class Cells:
         self._size: int | None = None
 
     def get(self, key: str) -> str | None:
-        """The val of a key, as text."""
+        """The value of a key, as text."""
         if key in self.written:
             return self.written[key]
         self.read[key] = val = self._overlay.val_of(key)
@@ -72,7 +72,7 @@ behind but what it writes."""
 
 
 class Put(Struct, frozen=True):
-    """Give keys vals, or no val."""
+    """Give keys values, or no value."""
 
     entries: Mapping[str, str | None]
 
@@ -86,7 +86,7 @@ class Put(Struct, frozen=True):
 
 
 class Remove(Struct, frozen=True):
-    """Delete keys that have these vals; `None`: that have any. The result is how many there were."""
+    """Delete keys that have these values; `None`: that have any. The result is how many there were."""
 
     entries: Mapping[str, str | None]
 
@@ -102,7 +102,7 @@ class Remove(Struct, frozen=True):
 
 
 class Insert(Struct, frozen=True):
-    """Give a key a val, unless it has one."""
+    """Give a key a value, unless it has one."""
 
     kind: Kind[Any, Any]
     key: str
@@ -119,7 +119,7 @@ class Insert(Struct, frozen=True):
 
 
 class Revise(Struct, frozen=True):
-    """Replace the val of a key by what a user's function makes of it."""
+    """Replace the value of a key by what a user's function makes of it."""
 
     kind: Kind[Any, Any]
     key: str
@@ -151,7 +151,7 @@ class RunOutcome(Struct, eq=False):
     error: BaseException | None = None
 
     def is_still_so(self, overlays: Sequence[Overlay]) -> bool:
-        """Whether the action would do the same on these vals."""
+        """Whether the action would do the same on these values."""
         return all(
             overlay.val_of(key) == val
             for cells, overlay in zip(self.cells, overlays, strict=True)

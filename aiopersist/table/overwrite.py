@@ -8,7 +8,7 @@ from aiopersist.table.table import Table
 
 
 async def overwrite(table: Table[Any, Any], entries: Any) -> int:
-    """Give keys their vals, as `Table.put_many` does, and delete all other keys, at one time, which is
+    """Give keys their values, as `Table.put_many` does, and delete all other keys, at one time, which is
     returned. What other commits did until then is replaced, too. Any number of entries, in bounded memory:
     all are written to the blob store, and all contents are read. An entry that is there already is not
     written again."""

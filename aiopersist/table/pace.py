@@ -1,6 +1,6 @@
-"""Bounds the bytes of keys and vals that one turn of the event loop converts, in the order of the calls.
+"""Bounds the bytes of keys and values that one turn of the event loop converts, in the order of the calls.
 
-A thousand calls that begin at once have their first step in the same turn. Those with large vals would keep
+A thousand calls that begin at once have their first step in the same turn. Those with large values would keep
 the loop busy with the conversion of all. So a call waits for a later turn once this one has had its share;
 what comes after it waits behind it, so that operations keep their order.
 """

@@ -90,7 +90,7 @@ class PendingOperation(Struct, eq=False):
         return dict.fromkeys([*self.members, *self.rows, *marks])
 
     def run_on(self, overlays: Sequence[Overlay]) -> RunOutcome:
-        """What it does on these vals. It runs only if it has not yet, or what it read has changed."""
+        """What it does on these values. It runs only if it has not yet, or what it read has changed."""
         outcome = self.outcome
         if outcome is None or self.reruns or not outcome.is_still_so(overlays):
             outcome = self.outcome = run(self.action, overlays)
@@ -127,7 +127,7 @@ class Planned(Struct, eq=False):
     made: Made = field(default_factory=Made)
 
     def settle(self) -> Iterator[None]:
-        """Make the net changes, some at a time: a key that has its val again is not among them."""
+        """Make the net changes, some at a time: a key that has its value again is not among them."""
         before, written = self.overlay.before, self.overlay.written
         changes: dict[str, str | None] = {}
         old: dict[str, str | None] = {}

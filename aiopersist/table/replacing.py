@@ -1,4 +1,4 @@
-"""Which vals a large put replaces: its entries beside the contents, both in key order. No I/O."""
+"""Which values a large put replaces: its entries beside the contents, both in key order. No I/O."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def numbered(entries: pa.Table, first: int, schema: Schema[Any, Any, Any]) -> pa
 
 
 class Replacing:
-    """Takes entries, numbered, in order of (key, val, number), and contents in key order, and gives the
+    """Takes entries, numbered, in order of (key, value, number), and contents in key order, and gives the
     updates at `time` that replace these by those. The entries of the greatest key wait, since it may go on;
     so do contents beyond them."""
 
@@ -65,7 +65,7 @@ class Replacing:
         self._find()
 
     def _find(self) -> None:
-        """The old vals in the contents at hand."""
+        """The old values in the contents at hand."""
         if self._batch is not None:
             rows = pa.Table.from_batches([self._batch])
             self._old.append(_rows(rows, _in(self._settled, rows)))
@@ -75,7 +75,7 @@ class Replacing:
         return empty_table(self._schema.arrow_schema)
 
     def take(self) -> pa.Table:
-        """The updates of the keys of the entries: nothing of a val that is there already."""
+        """The updates of the keys of the entries: nothing of a value that is there already."""
         new = at_time(self._settled, self._time, self._schema)
         return sort_and_consolidate(concat([new, *map(self._retracted, self._old)], self._schema))
 

@@ -1,4 +1,4 @@
-"""Subscriptions to tables: steps of changes, old and new val paired, as a feed gives them."""
+"""Subscriptions to tables: steps of changes, old and new value paired, as a feed gives them."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar

@@ -1,4 +1,4 @@
-"""The handle of a table: the latest val by key."""
+"""The handle of a table: the latest value by key."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterable, Mapping
@@ -46,7 +46,7 @@ V = TypeVar("V")
 
 
 class Table(Resource, Generic[K, V]):
-    """At most one val per key. Opens at its first use; may be awaited or entered, which opens it at once.
+    """At most one value per key. Opens at its first use; may be awaited or entered, which opens it at once.
     Serves many tasks at once; all handles of a client on one table share its view."""
 
     def __init__(self, tables: OpenTables, kind: Kind[K, V], resident: bool | None) -> None:
@@ -82,7 +82,7 @@ class Table(Resource, Generic[K, V]):
     # --- reads -----------------------------------------------------------------------------------
 
     async def get(self, key: K, as_of: int | datetime | None = None, stale: bool = False) -> V | None:
-        """The val of `key`, or `None`. Linearizable, by one read of the head, which all calls share that
+        """The value of `key`, or `None`. Linearizable, by one read of the head, which all calls share that
         began before it was sent. `stale=True`: by what this process has heard, without a request. `as_of`:
         at that time, as `Snapshot` reads it."""
         text = self._kind.plain_key_text(key)
@@ -99,7 +99,7 @@ class Table(Resource, Generic[K, V]):
     async def get_many(
         self, keys: Iterable[K], as_of: int | datetime | None = None, stale: bool = False
     ) -> dict[K, V]:
-        """The vals of those of `keys` that are there, all of one moment. As `get`."""
+        """The values of those of `keys` that are there, all of one moment. As `get`."""
         wanted = listed(keys)
         texts = await self._tables.converted(self._key_texts, *wanted)
         if as_of is not None:
@@ -229,7 +229,7 @@ class Table(Resource, Generic[K, V]):
     # --- changes ---------------------------------------------------------------------------------
 
     async def put(self, key: K, val: V, once: str | None = None) -> int:
-        """Give `key` that val. Returns the time at which it is in. A val that is there already writes
+        """Give `key` that value. Returns the time at which it is in. A value that is there already writes
         nothing."""
         self._apart("put")
         entry = await self._tables.converted(self._entry, key, val)
@@ -238,11 +238,11 @@ class Table(Resource, Generic[K, V]):
     async def put_many(
         self, entries: GivenEntries[K, V], txn: Txn | None = None, once: str | None = None
     ) -> int:
-        """Give keys their vals, all at one time: a mapping, `(key, val)` pairs, Arrow, polars or pandas data,
-        or an iterator of these. Of several vals of a key the last counts. A list or a dict is taken as the
-        call begins; what is inside an entry is yours to keep still until it returns. Any number, in bounded
-        memory: more than `settings.table_resident_bytes` are written to the blob store twice, and read once;
-        they take their place among other operations when that is done."""
+        """Give keys their values, all at one time: a mapping, `(key, val)` pairs, Arrow, polars or pandas
+        data, or an iterator of these. Of several values of a key the last counts. A list or a dict is taken
+        as the call begins; what is inside an entry is yours to keep still until it returns. Any number, in
+        bounded memory: more than `settings.table_resident_bytes` are written to the blob store twice, and
+        read once; they take their place among other operations when that is done."""
         self._apart("put_many")
         marked = check_marks(txn, once, self._tables.shards.stack.settings)
         given = taken(entries)
@@ -268,7 +268,7 @@ class Table(Resource, Generic[K, V]):
         return (await self._do(Put(dict.fromkeys(texts)), once)).time
 
     async def insert(self, key: K, val: V, once: str | None = None) -> int:
-        """Give `key` that val; `KeyExists` if it has one."""
+        """Give `key` that value; `KeyExists` if it has one."""
         self._apart("insert")
         entry = await self._tables.converted(self._entry, key, val)
         return (await self._do(Insert(self._kind, *entry), once)).time
@@ -283,9 +283,9 @@ class Table(Resource, Generic[K, V]):
     async def update(
         self, key: K, f: Callable[[V | None], V | None], once: str | None = None
     ) -> V | Repeated | None:
-        """Replace the val of `key` by what `f` makes of it; `None` stands for absent. `f` is a plain function
-        in the context of the call, and may run several times. Returns the new val; `Repeated` for a repeat of
-        `once`."""
+        """Replace the value of `key` by what `f` makes of it; `None` stands for absent. `f` is a plain
+        function in the context of the call, and may run several times. Returns the new value; `Repeated` for
+        a repeat of `once`."""
         self._apart("update", "tx.get and tx.put")
         text = await self._tables.converted(self._kind.key_text, key)
         run = copy_context().run  # the task that runs it is that of another call, perhaps
@@ -333,8 +333,8 @@ class Table(Resource, Generic[K, V]):
         self._tables.shards.calls.check()
 
     async def _vals(self, keys: Collection[str], stale: bool) -> Mapping[str, str]:
-        """The vals by key, of these keys at least, as texts: as of a moment after this call began, or as this
-        process has heard."""
+        """The values by key, of these keys at least, as texts: as of a moment after this call began, or as
+        this process has heard."""
         table = await self._found()
         if table is None:
             return {}

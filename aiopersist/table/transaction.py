@@ -98,7 +98,7 @@ class Touched(Struct, eq=False):
         return self.table or table
 
     def val_of(self, key: str) -> str | None:
-        """The val of a known key, before what the transaction writes."""
+        """The value of a known key, before what the transaction writes."""
         view, ahead = self.member.view, self.ahead
         return view.val_of(key) if ahead is None else ahead.val_of(self.member, key)
 
@@ -186,7 +186,7 @@ class Transaction:
     # --- reads -----------------------------------------------------------------------------------
 
     async def get(self, table: Table[K, V], key: K) -> V | None:
-        """The val of `key`, or `None`."""
+        """The value of `key`, or `None`."""
         touched = self._of(table)
         text = touched.kind.key_text(key)
         await self._read(touched, [] if text in touched.written else [text])
@@ -195,7 +195,7 @@ class Transaction:
         return await self._tables.shards.stack.compute_few(len(val), touched.kind.val, val)
 
     async def get_many(self, table: Table[K, V], keys: Iterable[K]) -> dict[K, V]:
-        """The vals of those of `keys` that are there."""
+        """The values of those of `keys` that are there."""
         touched, wanted = self._of(table), listed(keys)
         texts = touched.kind.key_texts(wanted) if wanted else []
         await self._read(touched, [text for text in texts if text not in touched.written])
@@ -203,7 +203,7 @@ class Transaction:
         return await self._tables.decoded(touched.kind, [(key, val) for key, val in vals if val is not None])
 
     async def insert(self, table: Table[K, V], key: K, val: V) -> None:
-        """Give `key` that val; `KeyExists` if it has one."""
+        """Give `key` that value; `KeyExists` if it has one."""
         touched = self._of(table)
         text, val_text = touched.kind.entry(key, val, self._size_max)
         await self._read(touched, [text])
@@ -239,7 +239,7 @@ class Transaction:
     # --- writes ----------------------------------------------------------------------------------
 
     def put(self, table: Table[K, V], key: K, val: V) -> None:
-        """Give `key` that val."""
+        """Give `key` that value."""
         touched = self._of(table)
         touched.written.update([touched.kind.entry(key, val, self._size_max)])
 
@@ -301,7 +301,7 @@ class Transaction:
 
     async def _read(self, touched: Touched, keys: Sequence[str] = ()) -> None:
         """Bring all tables that were read, and this one, to one moment, at which `keys` are known. What was
-        read is still so, or the body runs again. After it nothing is awaited before the vals are read."""
+        read is still so, or the body runs again. After it nothing is awaited before the values are read."""
         if touched.table is None:
             await touched.open()
             self._check()
@@ -368,7 +368,7 @@ class Transaction:
 def _compare(
     reads: Iterable[tuple[Touched, Callable[[str], str | None], Iterable[str]]],
 ) -> None:
-    """`Conflicted` if what was read is no longer so by these vals and changes."""
+    """`Conflicted` if what was read is no longer so by these values and changes."""
     conflicts = [
         (some.kind.name, key) for some, val_of, more in reads for key in some.conflicts(val_of, more)
     ]
@@ -377,7 +377,7 @@ def _compare(
 
 
 def _val(touched: Touched, key: str) -> str | None:
-    """The val of a key as the transaction sees it."""
+    """The value of a key as the transaction sees it."""
     if key in touched.written:
         return touched.written[key]
     touched.read[key] = val = touched.val_of(key)

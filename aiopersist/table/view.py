@@ -127,11 +127,11 @@ class View:
     # --- keys ------------------------------------------------------------------------------------
 
     def unknown(self, keys: Iterable[str]) -> list[str]:
-        """Those keys whose vals are not in memory."""
+        """Those keys whose values are not in memory."""
         return self.held.unknown(keys)
 
     def val_of(self, key: str) -> str | None:
-        """The val of a key that is not unknown."""
+        """The value of a key that is not unknown."""
         return self.held.val_of(key)
 
     @contextmanager
@@ -158,7 +158,7 @@ class View:
             await self._look_ups.of(unknown)
 
     async def read(self, keys: Collection[str]) -> dict[str, str]:
-        """The vals of those of `keys` that are there, all of the moment of the return."""
+        """The values of those of `keys` that are there, all of the moment of the return."""
         with self.keeping(keys):
             await self.know(keys)
             return {key: val for key in keys if (val := self.val_of(key)) is not None}
@@ -337,7 +337,7 @@ class View:
         await self._settled()
 
     async def _changes(self, updates: pa.Table) -> dict[str, str | None]:
-        """The new vals of the keys that they change; a key that has its val again is not among them."""
+        """The new values of the keys that they change; a key that has its value again is not among them."""
         stack = self.session.shard.stack
         return await stack.compute_rows(updates, self.kind.changes, updates) if updates.num_rows else {}
 

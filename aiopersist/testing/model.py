@@ -50,7 +50,7 @@ def comparable(value: Any) -> Any:
 
 
 def summed(rows: Iterable[Row]) -> list[Row]:
-    """Sum the rows of equal key and val into one row, in key order, without those of diff 0."""
+    """Sum the rows of equal key and value into one row, in key order, without those of diff 0."""
     sums: Counter[Any] = Counter()
     named: dict[Any, tuple[Any, Any]] = {}
     for key, val, diff in rows:
@@ -88,7 +88,7 @@ class Model:
         self, as_of: Any = None, *, lower: Iterable[Any] | None = None, upper: Iterable[Any] | None = None
     ) -> Counter[tuple[Any, Any, Any]]:
         """The updates that a listen from `as_of` (`None`: from the minimum) delivers in `[lower, upper)`:
-        sums of diffs by (key, val, time), without zeros. Product times are advanced to `as_of`."""
+        sums of diffs by (key, value, time), without zeros. Product times are advanced to `as_of`."""
         sums: Counter[tuple[Any, Any, Any]] = Counter()
         begin = None if lower is None else tuple(lower)
         end = None if upper is None else tuple(upper)
@@ -109,7 +109,7 @@ def without_zeros(sums: Counter[Any]) -> Counter[Any]:
 def gathered(
     updates: Iterable[Iterable[Any]], where: Callable[[Any], bool] = lambda time: True
 ) -> Counter[Any]:
-    """The sums of diffs of `updates` by (key, val, time), without zeros."""
+    """The sums of diffs of `updates` by (key, value, time), without zeros."""
     sums: Counter[Any] = Counter()
     for key, val, time, diff in updates:
         if where(time):

@@ -27,7 +27,7 @@ def frontiers(
 
 
 def updates(length: int | None = None, *, top: int = 4, keys: Any = KEYS) -> st.SearchStrategy[Any]:
-    """Updates `(key, val, time, diff)` with few keys and vals, so that they often meet and cancel out."""
+    """Updates `(key, val, time, diff)` with few keys and values, so that they often meet and cancel out."""
     diffs = st.integers(-2, 3).filter(bool)
     return st.tuples(st.sampled_from(keys), st.integers(0, 1), times(length, top=top), diffs)
 

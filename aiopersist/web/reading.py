@@ -1,9 +1,9 @@
 """Reads a page of rows: of the contents at a time, or of what changed between two times.
 
 Rows come in key order. A page begins at a place: a key, and how many rows from that key on were shown before,
-since a key may have many vals. The statistics of parts tell up to which key there are enough rows, and parts
-beyond it are not fetched; row groups before the place are not, either. So a page costs what a page has, as
-far as keys of parts do not overlap; where they do, as in a shard that was never compacted, it costs a look
+since a key may have many values. The statistics of parts tell up to which key there are enough rows, and
+parts beyond it are not fetched; row groups before the place are not, either. So a page costs what a page has,
+as far as keys of parts do not overlap; where they do, as in a shard that was never compacted, it costs a look
 into each of these parts.
 
 What a page takes in memory is bounded by `settings.read_memory_bytes`, whatever it skips.

@@ -1,4 +1,4 @@
-"""Rows as cells of a page: columns of key and val, values as short texts. Pure.
+"""Rows as cells of a page: columns of key and value, values as short texts. Pure.
 
 Long values are cut before they become Python objects: a page of fifty rows may have a megabyte in each.
 """
@@ -19,7 +19,7 @@ BYTES_MAX = 48  # of a cell, each as two digits
 
 
 class Column(NamedTuple):
-    """A column of a page: key or val, or a field of it if that is a struct."""
+    """A column of a page: key or value, or a field of it if that is a struct."""
 
     name: str
     path: tuple[str, ...]

@@ -32,7 +32,7 @@ def check_bounds(
 
 def check_no_table(shard: Shard) -> None:
     """`InvalidUsage` of kind `NOT_A_TABLE` if the shard, whose state is known, is a table: its writers are
-    those who keep one val per key."""
+    those who keep one value per key."""
     if shard.state.table:
         text = f"{shard.label} is a table: open it with client.table, which keeps one val per key"
         raise InvalidUsage(UsageKind.NOT_A_TABLE, text, shard_id=shard.id)

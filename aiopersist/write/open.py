@@ -21,7 +21,7 @@ def open_writer(
     *,
     tables: bool = False,
 ) -> Opening[WriteHandle[K, V]]:
-    """See `Client.writer`. `tables`: also of a table, for who keeps its rule of one val per key."""
+    """See `Client.writer`. `tables`: also of a table, for who keeps its rule of one value per key."""
 
     async def open_handle() -> WriteHandle[K, V]:
         checked_schema(schema)

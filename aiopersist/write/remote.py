@@ -28,7 +28,8 @@ from aiopersist.write.transmit import WRITER, TransmittedWriter
 async def register_writer(
     shards: Shards, name: str, schema: Schema[Any, Any, Any], lease_s: float, *, tables: bool = False
 ) -> bytes:
-    """See `Client.register_writer`. `tables`: also of a table, for who keeps its rule of one val per key."""
+    """See `Client.register_writer`. `tables`: also of a table, for who keeps its rule of one value per
+    key."""
     check_lease_s(lease_s)
     shard = await shards.named(name)
     await shard.open_or_create(schema)

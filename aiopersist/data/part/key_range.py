@@ -5,7 +5,7 @@ The plan works on *blocks*, mostly row groups: the least and the greatest value 
 of updates. Blocks of several runs overlap, so the reader of a range reads it from every run and sums it. Cuts
 are at lower bounds of blocks, where a reader can skip most of a run.
 
-*Order.* Rows are sorted by (key, val), that is by their leaf columns one after the other (`leaves`). Ranges
+*Order.* Rows are sorted by (key, value), that is by their leaf columns one after the other (`leaves`). Ranges
 are over the first leaf. *Skew*: a value that fills many blocks cannot be cut; the next leaf divides its rows,
 and so on. So ranges follow each other in sorted order, over whichever leaf they are.
 
@@ -56,7 +56,7 @@ class KeyRange(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """A leaf column of key or val that decides the order of rows."""
+    """A leaf column of key or value that decides the order of rows."""
 
     path: tuple[str, ...]
     type: pa.DataType

@@ -1,7 +1,7 @@
 """A reader's choice of rows (`where`) and of columns, and the data that it can skip unread.
 
-Columns have dotted names (`val.amount`); if the name of a field of key or val is unique, that name works
-alone. A condition is a `pyarrow.compute` expression over key and val, so it may be applied before diffs
+Columns have dotted names (`val.amount`); if the name of a field of key or value is unique, that name works
+alone. A condition is a `pyarrow.compute` expression over key and value, so it may be applied before diffs
 are summed. Pruning gives Arrow the bounds of each part as a guarantee, and asks whether the condition can
 still hold; a condition that Arrow does not understand prunes nothing. A column with NaN gives no
 guarantee, since every comparison with NaN is false. Nor does any float column if the condition itself
@@ -31,8 +31,9 @@ _WITHOUT_NAN = {"and", "or", "invert", "is_in", "is_null", "is_valid", "true_unl
 
 
 def check_where(where: Any, schema: Schema[Any, Any, Any]) -> None:
-    """`InvalidUsage` of kind `INVALID_COLUMN` unless `where` is a condition on key and val. The check applies
-    it to a row of nulls: an empty table would accept, say, a naive time compared with one in a zone."""
+    """`InvalidUsage` of kind `INVALID_COLUMN` unless `where` is a condition on key and value. The check
+    applies it to a row of nulls: an empty table would accept, say, a naive time compared with one in a
+    zone."""
     if not isinstance(where, pc.Expression):
         raise _invalid(f"where= is a pyarrow.compute expression, not {type(where).__name__}")
     halves = [schema.arrow_schema.field(name).with_nullable(True) for name in ("key", "val")]
@@ -121,7 +122,7 @@ def _inner(codec: Codec, name: str) -> Field:
 
 
 def flat_names(schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
-    """The fields of key and val whose name works alone, with their paths."""
+    """The fields of key and value whose name works alone, with their paths."""
     found: dict[str, list[tuple[str, ...]]] = {}
     for side in ("key", "val"):
         t = schema.arrow_schema.field(side).type
@@ -194,7 +195,7 @@ def _written(where: Any) -> str:
 
 
 def _with_flat(table: pa.Table, schema: Schema[Any, Any, Any]) -> pa.Table:
-    """Key and val, the fields whose name works alone, then the other columns of the table. In this order a
+    """Key and value, the fields whose name works alone, then the other columns of the table. In this order a
     column number in a condition means the same column of every table."""
     fields, columns = [], []
     for name, path in {"key": ("key",), "val": ("val",), **flat_names(schema)}.items():

@@ -47,7 +47,7 @@ class ColumnStats(NamedTuple):
 
 
 def collect(table: pa.Table | pa.RecordBatch) -> Record:
-    """Exact statistics of key, val and time, with bounds cut."""
+    """Exact statistics of key, value and time, with bounds cut."""
     return {name: _of_leaf(leaf) for name, (_, leaf) in _named_leaves(table).items()}
 
 
@@ -255,7 +255,7 @@ def _rank(name: str) -> int:
 
 
 def _leaf_fields(schema: Schema[Any, Any, Any]) -> dict[str, Field]:
-    """The codecs of the leaves of key and val, by dotted name."""
+    """The codecs of the leaves of key and value, by dotted name."""
     found: dict[str, Field] = {}
 
     def walk(path: str, field: Field) -> None:

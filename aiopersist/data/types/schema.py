@@ -1,4 +1,4 @@
-"""The schema of a shard: its keys, vals and times, as Python values and as Arrow columns.
+"""The schema of a shard: its keys, values and times, as Python values and as Arrow columns.
 
 A schema is a value: the fields of key and val (`Field`: a codec and its nullability) and the length of
 its times. A shard keeps not the Python types but their *identity*: the Arrow types with their
@@ -50,7 +50,7 @@ class PlainTypes(NamedTuple):
 
 
 class Schema(Generic[K, V, T]):
-    """The types of key, val and time.
+    """The types of key, value and time.
 
     `key` and `val` are Python types (`bytes`, `str`, `int`, `float`, `bool`, `None`, `datetime`,
     `date`, `Decimal`, `UUID`, an `Enum`), lists and optionals of these, pydantic models, dataclasses,

@@ -1,4 +1,4 @@
-"""Sorting and summing: at most one update per (key, val, time), in order, none with a diff of zero.
+"""Sorting and summing: at most one update per (key, value, time), in order, none with a diff of zero.
 
 The rows are ordered, then neighbours are compared once: a group begins at a row that differs from the row
 before it. (A hash aggregation takes three times as long, and its result would have to be sorted, too.)
@@ -40,7 +40,7 @@ def sort_and_consolidate(table: pa.Table, schema: Schema[Any, Any, Any] | None =
 
 
 def contents(table: pa.Table, schema: Schema[Any, Any, Any]) -> pa.Table:
-    """The sums per (key, val), as columns `key`, `val`, `diff`, in order. Times are ignored: the caller
+    """The sums per (key, value), as columns `key`, `val`, `diff`, in order. Times are ignored: the caller
     filters by them before. `DiffOverflow` if a sum does not fit in 64 bits."""
     return _consolidate(table.select(["key", "val", "diff"]), final=schema)
 
@@ -143,7 +143,7 @@ def _in_64_bits(
 
 
 def _overflow(row: pa.Table, schema: Schema[Any, Any, Any]) -> DiffOverflow:
-    """The error with the key and the val of the row, as far as a projection has them."""
+    """The error with the key and the value of the row, as far as a projection has them."""
     names = row.column_names
     key = _shown(schema.key, row.column("key")) if "key" in names else None
     val = _shown(schema.val, row.column("val")) if "val" in names else None

@@ -42,7 +42,7 @@ class Merge:
     """Merges `runs` runs of tables in the columns of the schema.
 
     `final`: gives contents (`key`, `val`, `diff`) and ignores times; `DiffOverflow` if a sum does not fit.
-    Product times need not be in order within a (key, val): advancing them breaks their order.
+    Product times need not be in order within a (key, value): advancing them breaks their order.
     """
 
     def __init__(self, runs: int, schema: Schema[Any, Any, Any], *, final: bool = False) -> None:

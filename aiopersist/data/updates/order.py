@@ -1,4 +1,4 @@
-"""The order of updates, by (key, val, time), the same on every machine: unsigned bytes for binary
+"""The order of updates, by (key, value, time), the same on every machine: unsigned bytes for binary
 and UTF-8, numbers by value, false before true, nulls first, NaN last; structs field by field, an
 absent struct first; lists element by element, a prefix first.
 

@@ -22,7 +22,7 @@ def goodbytes(table: pa.Table | pa.RecordBatch) -> int:
 
 
 def payload_bytes(table: pa.Table | pa.RecordBatch) -> int:
-    """Goodbytes of key and val alone, which `settings.update_size_max` limits."""
+    """Goodbytes of key and value alone, which `settings.update_size_max` limits."""
     return column_bytes(table.column("key")) + column_bytes(table.column("val"))
 
 
@@ -34,7 +34,7 @@ def column_bytes(column: pa.Array | pa.ChunkedArray) -> int:
 
 
 def check_update_size(table: pa.Table, update_size_max: int, *, row_base: int = 0) -> None:
-    """`InvalidUpdate` with its row for an update whose key and val are larger than `update_size_max`."""
+    """`InvalidUpdate` with its row for an update whose key and value are larger than `update_size_max`."""
     size = payload_bytes(table)
     if size <= update_size_max:
         return

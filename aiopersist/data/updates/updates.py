@@ -62,7 +62,7 @@ def polars_frame(table: pa.Table) -> pl.DataFrame:
 
 
 def decode_columns(table: pa.Table, schema: Schema[Any, Any, Any]) -> list[list[Any]]:
-    """The values of each column of the table, in its order: keys and vals by the schema's codecs,
+    """The values of each column of the table, in its order: keys and values by the schema's codecs,
     product times as tuples."""
     return [_decode(name, table.column(name), schema) for name in table.column_names]
 

@@ -136,7 +136,7 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
     async def test_values_come_back_in_order(
         self, stash: Stash, other: Stash, type_: Any, values: list[Any]
     ) -> None:
-        """As keys and as vals, whatever the order in which they were written."""
+        """As keys and as values, whatever the order in which they were written."""
         both = await stash.collection("both", type_, type_)
         expected = [(pair, time, 1) for pair in product(values, values) for time in (0, 1)]
         await stash.update_many(both, expected[::-1])
@@ -322,7 +322,8 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
         assert seen[4:] == [[("a", 5, 2)], [("a", 5, 2), ("c", 1, 1)]]
 
     async def test_one_val_per_key(self, stash: Stash, other: Stash) -> None:
-        """A key with more or less than one val is an error, also when read alone; other keys can be read."""
+        """A key with more or less than one value is an error, also when read alone; other keys can be
+        read."""
         c = await stash.collection("c", str, int)
         good = [("b", 1, 1), ("a", 2, 1)]
         await sealed(stash, c, good)

@@ -219,7 +219,7 @@ class StashTyped:
             TableTransaction({"a": None}, lambda a, b: False)
 
     async def test_a_batch_that_came_too_late(self, stash: Stash, other: Stash) -> None:
-        """A batch of values that were read before another append is refused: no key has two vals."""
+        """A batch of values that were read before another append is refused: no key has two values."""
         await USERS.upsert(stash, [("a", 1), ("b", 2)])
         c = await USERS.get(stash)
         upper = await stash.upper(c)
