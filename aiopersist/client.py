@@ -191,10 +191,10 @@ class Client(Root):
         than `settings.table_resident_bytes`. All handles of the table share one view: the last one that said
         so decides. No request; it needs no running event loop, its calls need that of the client."""
         self._shards.calls.check_open()
-        from aiopersist.table.kind import Kind
+        from aiopersist.table.schema import TableSchema
         from aiopersist.table.table import Table
 
-        return Table(self._tables, Kind(check_name(name), key, val), resident)
+        return Table(self._tables, TableSchema(check_name(name), key, val), resident)
 
     def critical_since(self, shard: str, critical_reader_id: str, opaque: int = 0) -> Opening[SinceHandle]:
         """The hold of that id, which never expires. A new hold is made at the shard's since, with `opaque`.

@@ -25,6 +25,22 @@ PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
 # Names of contracts: each package's users meet one of them only.
 TWICE = {"Fenced"}
 
+# Everyday words that stood for several things each, and the words of the field that took their places.
+BETTER = {
+    "Kind": "TableSchema",
+    "Whole": "FullView",
+    "Parted": "PartialView",
+    "Ahead": "Speculation",
+    "Cut": "ConsistentRead",
+    "Member": "Participant",
+    "Courtesy": "fairness",
+    "courtesy": "fairness",
+    "Need": "HistoryPin",
+    "Vigil": "Polling",
+    "vigil": "polling",
+    "Spend": "MarkConsumed",
+}
+
 # Names of others, which no code here uses: of Postgres, S3, Parquet, Python, Java and the tools in the docs.
 FOREIGN = frozenset(
     {"PGPASSWORD", "POST", "DATA_SOURCE_NOT_FOUND", "ceil", "host1", "jq", "log2", "psql", "py313"}
@@ -163,6 +179,13 @@ def classes() -> dict[str, list[str]]:
 
 def test_no_class_name_stands_for_two_things() -> None:
     assert {name: places for name, places in classes().items() if len(places) > 1 and name not in TWICE} == {}
+
+
+def test_names_that_had_several_meanings_are_gone() -> None:
+    modules = {path.stem: [str(path.relative_to(ROOT))] for path in sources()}
+    assert {
+        name: (places, BETTER[name]) for name, places in (classes() | modules).items() if name in BETTER
+    } == {}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from aiopersist.errors import SinceViolation
 from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.parts.runs import merged, plan_runs
 from aiopersist.read.session import ReadSession
-from aiopersist.shard.hold import Need
+from aiopersist.shard.hold import HistoryPin
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards
 from aiopersist.state.model import HollowBatch, State
@@ -60,7 +60,7 @@ async def pinned(shard: Shard, shards: Shards, *, holds: bool) -> AsyncIterator[
         await asyncio.wait([shard.hold.release_soon()], timeout=RELEASE_DEADLINE_S)
 
 
-async def _need(shard: Shard) -> Need:
+async def _need(shard: Shard) -> HistoryPin:
     """A hold at the shard's since, which may move until the hold is there."""
     while True:
         try:

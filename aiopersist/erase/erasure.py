@@ -37,10 +37,10 @@ from aiopersist.shard.commit import commit
 from aiopersist.state.retention import ForgetHistory
 from aiopersist.storage.readonly import refuse
 from aiopersist.table.handle import acquired, kind_of, leave
-from aiopersist.table.kind import listed
 from aiopersist.table.open import OpenTable, OpenTables
 from aiopersist.table.operation import Remove
 from aiopersist.table.plan import Done, PendingOperation
+from aiopersist.table.schema import listed
 from aiopersist.table.table import Table
 
 DELETED_AT_ONCE = 10_000  # keys

@@ -10,8 +10,8 @@ from aiopersist.data.jsonable import column_texts
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.part.select import apply_where
 from aiopersist.data.part.wanted import WantedKeys
-from aiopersist.table.kind import Kind
 from aiopersist.table.lookup import wanted_keys
+from aiopersist.table.schema import TableSchema
 
 
 class MatchingUpdates(NamedTuple):
@@ -27,7 +27,7 @@ class MatchingUpdates(NamedTuple):
 class RowsToErase:
     """The rows of these keys, and those for which a condition is true."""
 
-    def __init__(self, kind: Kind[Any, Any], keys: Collection[str], where: Any) -> None:
+    def __init__(self, kind: TableSchema[Any, Any], keys: Collection[str], where: Any) -> None:
         self.kind = kind
         self.keys = frozenset(keys)
         """As canonical JSON, as positions of subscriptions have them."""

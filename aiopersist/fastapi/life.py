@@ -16,7 +16,7 @@ from aiopersist.shard.catalog import check_name
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus
 from aiopersist.storage.urls import Location
-from aiopersist.table.kind import Kind
+from aiopersist.table.schema import TableSchema
 from aiopersist.table.table import Table
 
 K = TypeVar("K")
@@ -80,7 +80,7 @@ class AppTable(Generic[K, V]):
     """The dependency of a table, made by `apf.table`."""
 
     def __init__(self, name: str, key: Any, val: Any, resident: bool | None) -> None:
-        Kind[K, V](check_name(name), key, val)  # refuses at once what cannot be a table
+        TableSchema[K, V](check_name(name), key, val)  # refuses at once what cannot be a table
         self.name = name
         self.key = key
         self.val = val

@@ -13,13 +13,13 @@ from aiopersist.state.reading import ExpireReader, named_reader
 from aiopersist.state.retention import ReleaseCritical
 from aiopersist.state.subscriptions import DropSubscription
 
-Kind = Literal["reader", "named", "critical", "subscription"]
+TableSchema = Literal["reader", "named", "critical", "subscription"]
 
 
 class Holder(BaseModel, frozen=True):
     """Who keeps history, or old versions with their data, and until when."""
 
-    kind: Kind
+    kind: TableSchema
     """A leased reader, a named hold, a critical since, or a subscription."""
     id: str
     """The reader's id, or the name of the others; of a share `name[i/n]`."""

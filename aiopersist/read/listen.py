@@ -33,7 +33,7 @@ from aiopersist.read.interval import batches_of, hold_for
 from aiopersist.read.puller import Interruption, Puller
 from aiopersist.read.session import ReadSession
 from aiopersist.resource import Resource, Scope, in_order
-from aiopersist.shard.hold import Need
+from aiopersist.shard.hold import HistoryPin
 from aiopersist.shard.instant import as_int, close_when_passed
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart
@@ -79,7 +79,7 @@ class Listen(Resource, Generic[K, V]):
     client together cost at most one request per `settings.watch_timeout_s`. An interval costs a read of the
     head, and one request per part that is not inline."""
 
-    def __init__(self, session: ReadSession[K, V], need: Need, start: Start) -> None:
+    def __init__(self, session: ReadSession[K, V], need: HistoryPin, start: Start) -> None:
         fetch = session.fetch
         self._scope = Scope("the listen", session.scope, fetch.shard.id)
         self._session = session

@@ -17,7 +17,7 @@ from aiopersist.read.cursor import Cursor, OfAnotherHistory, check_shape
 from aiopersist.read.interval import parts_since
 from aiopersist.read.snapshot import Snapshot, groups
 from aiopersist.resource import Resource, Scope
-from aiopersist.shard.hold import Need, OwnHold
+from aiopersist.shard.hold import HistoryPin, OwnHold
 from aiopersist.shard.instant import as_int, close_if_passed, closed_when_passed, time_of
 from aiopersist.shard.log import version_at
 from aiopersist.shard.shard import Shard
@@ -68,7 +68,7 @@ class ReadSession(Generic[K, V]):
         if self.own is not None:
             await self.own.confirm()
 
-    async def need(self, hold: Antichain, as_of: Time | None) -> Need:
+    async def need(self, hold: Antichain, as_of: Time | None) -> HistoryPin:
         """Have the process's reader hold history at `hold`; `SinceViolation`, which names `as_of`, if that is
         gone; `CLOSED` once its owner is closed: nobody would release the reader."""
         self.scope.check_open()
@@ -88,7 +88,7 @@ class ReadSession(Generic[K, V]):
             elif self.schema.time_length is not None:
                 raise InvalidUsage(UsageKind.INVALID_TIME, "product times have no greatest one: say as_of")
             await self.confirm()
-            need: Need | None = None
+            need: HistoryPin | None = None
             if as_of is None:
                 await self._any_complete()
             else:
@@ -108,7 +108,7 @@ class ReadSession(Generic[K, V]):
             async for updates in snapshot.updates():
                 yield updates
 
-    async def _snapshot(self, as_of: Time | None, need: Need | None) -> Snapshot[K, V]:
+    async def _snapshot(self, as_of: Time | None, need: HistoryPin | None) -> Snapshot[K, V]:
         await self.hold.ensure()
         while not self.hold.registered:
             await self.hold.ensure()
@@ -128,7 +128,7 @@ class ReadSession(Generic[K, V]):
         if state.upper == minimum(None):
             raise NotReadable(None, state.upper, shard_id=self.shard.id)
 
-    async def _complete(self, as_of: Time, wait: bool, *, closes: bool) -> Need | None:
+    async def _complete(self, as_of: Time, wait: bool, *, closes: bool) -> HistoryPin | None:
         """Wait until `upper` has passed `as_of`; meanwhile history there is held. `closes`: it is an
         instant, and is complete as soon as it has passed."""
         known = self.shard.state
@@ -149,7 +149,7 @@ class ReadSession(Generic[K, V]):
             raise
         return need
 
-    def _passed(self, as_of: Time, need: Need, state: State) -> bool | None:
+    def _passed(self, as_of: Time, need: HistoryPin, state: State) -> bool | None:
         self.hold.check(need.reader)
         return None if state.upper.less_equal(as_of) else True
 

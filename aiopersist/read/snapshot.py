@@ -32,7 +32,7 @@ from aiopersist.read.puller import Puller
 from aiopersist.read.query import Columns, Query
 from aiopersist.read.stream import BATCH_ROWS, in_batches, projected_in_batches
 from aiopersist.resource import Resource, Scope, run_bounded
-from aiopersist.shard.hold import Need, SharedHold
+from aiopersist.shard.hold import HistoryPin, SharedHold
 from aiopersist.shard.stack import ON_THE_LOOP_BYTES, Stack
 from aiopersist.state.model import State
 from aiopersist.supervisor import Supervisor
@@ -104,7 +104,7 @@ class Snapshot(PinnedRead, Generic[K, V]):
         hold: SharedHold,
         state: State,
         as_of: Time,
-        need: Need | None,
+        need: HistoryPin | None,
         closed: Callable[["Snapshot[K, V]"], None],
     ) -> None:
         super().__init__(scope, fetch, hold, state.seqno)

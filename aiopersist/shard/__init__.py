@@ -7,9 +7,9 @@ bytes of updates: `parts/` does.
 | module                 | what it has                                                                |
 |------------------------|----------------------------------------------------------------------------|
 | `commit`, `attempt`    | the one compare-and-set loop; where a lost answer is settled               |
-| `courtesy`             | lets those commit who lose race after race                                 |
+| `fairness`             | lets those commit who lose race after race                                 |
 | `register`, `log`      | the state in memory, and how it is read: a rollup, then diffs              |
-| `follow`, `vigil`      | news of other processes' commits, for all shards of a client at once; in time |
+| `follow`, `polling`    | news of other processes' commits, for all shards of a client at once; in time |
 | `hold`, `registration`, `lease` | readers and writers, kept alive by heartbeats                     |
 | `catalog`              | names of shards                                                            |
 | `shard`, `shards`, `stack` | one shard; all shards of a client; the stores and limits they use      |

@@ -30,7 +30,7 @@ from typing import Any
 
 from aiopersist.ending import told
 from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, StorageUnavailable, Unsupported
-from aiopersist.shard import courtesy
+from aiopersist.shard import fairness
 from aiopersist.shard.attempt import Attempt, Slot, Unknowable
 from aiopersist.shard.register import Register
 from aiopersist.shard.stack import ON_THE_LOOP_BYTES
@@ -60,7 +60,7 @@ async def commit_all(attempts: Sequence[Attempt], *, apart: bool = True) -> list
     metrics, fresh = registers[0].stack.metrics, False
     began = metrics.now()
     while True:
-        if await courtesy.stand_back(registers):
+        if await fairness.yield_to_others(registers):
             await _refresh(registers)
             fresh = True
         turns: list[Register] = []
@@ -95,7 +95,7 @@ async def _unknown(registers: Sequence[Register], lost: Sequence[Attempt]) -> Se
     races = {attempt.register: attempt.expected for attempt in lost}
     heads = {register: register.stack.consensus.newer(register.key) for register in races}
     moved = {register: head for register, head in heads.items() if head is not None}
-    if await courtesy.lost({register: races[register] for register in moved or races}):
+    if await fairness.lost({register: races[register] for register in moved or races}):
         return registers
     if not any([await register.lost(head) for register, head in moved.items()]):
         return registers

@@ -23,7 +23,7 @@ from math import inf
 from typing import Any, Protocol
 
 from aiopersist.resource import run_bounded
-from aiopersist.shard.vigil import Vigil
+from aiopersist.shard.polling import Polling
 from aiopersist.storage.consensus import Consensus, Versioned
 from aiopersist.storage.layers import classified
 from aiopersist.storage.watch import Watch
@@ -105,7 +105,7 @@ class Follower:
         self._asked: list[_Awaited] = []
         self._watch: Watch | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self.vigil: Vigil[Followed] = Vigil(self.look, supervisor)
+        self.polling: Polling[Followed] = Polling(self.look, supervisor)
         """Frequent looks at shards of consumers."""
 
     def follow(self, followed: Followed) -> None:

@@ -33,7 +33,7 @@ from aiopersist.state.reading import ExpireReader, RegisterReader, RenewReader, 
 
 
 @dataclass(eq=False)
-class Need:
+class HistoryPin:
     """The history that one open snapshot or listen needs, and the registration that holds it."""
 
     frontier: Antichain
@@ -135,14 +135,14 @@ class SharedHold:
             since = since.meet(Antichain(*elements))
         return since
 
-    async def need(self, frontier: Antichain) -> Need:
+    async def need(self, frontier: Antichain) -> HistoryPin:
         """Hold history at `frontier` until `drop`. A commit, unless the hold reaches back so far already;
         `SinceViolation` if the shard's since has passed it."""
         async with self._turn:  # so that no heartbeat without this need is on its way
             while True:
                 await self._ensure()
                 self._add(frontier)
-                need = Need(frontier, self.reader)
+                need = HistoryPin(frontier, self.reader)
                 try:
                     record = self._record
                     if record is None or self._slot.busy or not record.since <= frontier:
@@ -155,7 +155,7 @@ class SharedHold:
                 else:
                     return need
 
-    def move(self, need: Need, frontier: Antichain) -> None:
+    def move(self, need: HistoryPin, frontier: Antichain) -> None:
         """`need` is at `frontier` from now on; the next heartbeat tells the shard."""
         if need.open:
             self.drop(need)
@@ -167,7 +167,7 @@ class SharedHold:
         elements = frontier.elements
         self._needs[elements] = self._needs.get(elements, 0) + 1
 
-    def drop(self, need: Need) -> None:
+    def drop(self, need: HistoryPin) -> None:
         """End `need`; the next heartbeat tells the shard. Idempotent."""
         if need.open and need.reader == self.reader:
             left = self._needs.pop(need.frontier.elements) - 1
@@ -220,17 +220,17 @@ class ReadonlyHold(SharedHold):
     def registered(self) -> bool:
         return self.register.state is not None
 
-    async def need(self, frontier: Antichain) -> Need:
+    async def need(self, frontier: Antichain) -> HistoryPin:
         """`SinceViolation` if the shard's since, as last seen, has passed it."""
         state = self.register.state
         if state is not None and not state.since <= frontier:
             raise SinceViolation(frontier.elements[0], state.since, shard_id=self.register.shard)
-        return Need(frontier, self.reader)
+        return HistoryPin(frontier, self.reader)
 
-    def move(self, need: Need, frontier: Antichain) -> None:
+    def move(self, need: HistoryPin, frontier: Antichain) -> None:
         need.frontier = frontier
 
-    def drop(self, need: Need) -> None:
+    def drop(self, need: HistoryPin) -> None:
         need.open = False
 
     def check(self, reader: str) -> None:

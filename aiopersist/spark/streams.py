@@ -42,7 +42,7 @@ from aiopersist.frontier import TIME_MAX, Antichain
 from aiopersist.read.handle import ReadHandle
 from aiopersist.read.shared_read import SharedRead
 from aiopersist.settings import Settings
-from aiopersist.shard.hold import Need
+from aiopersist.shard.hold import HistoryPin
 from aiopersist.shard.instant import time_of
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge
@@ -183,7 +183,7 @@ class Hold:
     """The hold that keeps history for the query. A named hold moves since as it moves. Without a name the
     hold is like that of a listen: it moves nothing, and ends with the process."""
 
-    def __init__(self, reader: ReadHandle[Any, Any], need: Need | None) -> None:
+    def __init__(self, reader: ReadHandle[Any, Any], need: HistoryPin | None) -> None:
         self.reader = reader
         self._need = need
 

@@ -98,7 +98,7 @@ class StashSession:
         async with self._turn:
             await self._quiet()
             while True:
-                fresh = await self.stand_back(ids) or fresh
+                fresh = await self.yield_to_others(ids) or fresh
                 change = await self._planned(ids, plan, fresh)
                 if await self._apply(opener, change, began):
                     return
@@ -114,7 +114,7 @@ class StashSession:
         found = await self.load(Select(tuple(ids), rows=False))
         return plan({stored.id: stored for stored in found.collections})
 
-    async def stand_back(self, ids: Iterable[int]) -> bool:
+    async def yield_to_others(self, ids: Iterable[int]) -> bool:
         """Before a change of these collections, let other openers go first who wish it; whether that took
         time. No request."""
         losses, others = self._losses[frozenset(ids)], partial(self.store.stand_back_s, self.writing().id)

@@ -78,7 +78,7 @@ async def transact(stash: Stash, change: Callable[..., T], /, *tables: TypedColl
         for c in sorted(collections, key=lambda c: c.id):  # one order: no deadlock
             await turns.enter_async_context(stash._turns[c.id])
         while True:
-            await stash._session.stand_back(c.id for c in collections)
+            await stash._session.yield_to_others(c.id for c in collections)
             done, result = await _attempt(stash, change, collections)
             if done:
                 return result

@@ -43,7 +43,7 @@ def spending(staged: tuple[Staged, ...]) -> dict[str, list[str]]:
     return ids
 
 
-class Spend(Struct, frozen=True):
+class MarkConsumed(Struct, frozen=True):
     """Make sure that no process appends these batches any more, so that their blobs can be deleted. The
     result is the ids of the batches that were not appended or spent before."""
 

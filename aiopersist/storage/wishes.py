@@ -1,5 +1,5 @@
 """Wishes to go first: when a client that loses races leaves one, for how long, and what it has heard of those
-of others. `shard/courtesy.py` tells the whole story; see also `Consensus.wish`."""
+of others. `shard/fairness.py` tells the whole story; see also `Consensus.wish`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple

@@ -67,7 +67,7 @@ class Subscription(Resource, Generic[S]):
         with self._scope.call():
             self._check()
             stack = self._consumer.shard.stack
-            with stack.follower.vigil.over(self._consumer.shard.register, stack.settings.ack_every_s):
+            with stack.follower.polling.over(self._consumer.shard.register, stack.settings.ack_every_s):
                 try:
                     return await self._next()
                 except Error:

@@ -2,13 +2,13 @@
 
 | module                | what it has                                                              |
 |-----------------------|--------------------------------------------------------------------------|
-| `kind`                | keys and values as texts, as Python values and as columns                  |
+| `schema`              | keys and values as texts, as Python values and as columns                |
 | `view`                | the contents by key, which follow the shard                              |
 | `held`, `bounds`, `lookup` | what a view has in memory, how much that may be; keys looked up     |
 | `operation`, `plan`   | what operations read and write, and what a commit makes of them; pure    |
-| `member`, `group`     | the shards of a commit; the queue, and the one commit of all that wait   |
+| `participant`, `group` | the shards of a commit; the queue, and the one commit of all that wait   |
 | `put_many`, `bulk`, `replacing`, `overwrite` | puts of any number of entries, also in place of all |
-| `cut`, `ahead`, `ranges` | reads at one moment; what is undecided; ranges of keys                |
+| `consistent_read`, `speculation`, `ranges` | reads at one moment; what is undecided; ranges of keys |
 | `transaction`, `frozen`, `transact` | the body of a transaction, also beside writers that never pause; |
 |                       | its attempts                                                             |
 | `filters`, `feed`, `subscribe` | conditions on keys; the changes of a table in order; consumers of these |

@@ -39,8 +39,8 @@ from aiopersist.read.interval import hold_for, parts_since
 from aiopersist.read.query import Query
 from aiopersist.read.snapshot import groups
 from aiopersist.resource import run_bounded
-from aiopersist.shard import courtesy
-from aiopersist.shard.hold import Need
+from aiopersist.shard import fairness
+from aiopersist.shard.hold import HistoryPin
 from aiopersist.shard.registration import Registration
 from aiopersist.state.command import micros
 from aiopersist.state.model import HollowBatch, State
@@ -48,7 +48,7 @@ from aiopersist.state.once import Once
 from aiopersist.state.writing import RepeatedMark, last_complete, repeat_of
 from aiopersist.table.bounds import size_of
 from aiopersist.table.lookup import wanted_keys
-from aiopersist.table.member import TableMember
+from aiopersist.table.participant import TableParticipant
 from aiopersist.table.plan import Done, Repeated
 from aiopersist.table.replacing import Replacing, ReplacingAll, numbered
 from aiopersist.write.append import append_all
@@ -71,7 +71,7 @@ class BeginAgain(Exception):  # never leaves the package
 class Staging:
     """What was staged, and what was committed since."""
 
-    need: Need
+    need: HistoryPin
     """Holds since at `seen` when it was staged."""
     batches: list[StagedBatch]
     """What replaces the contents, then corrections."""
@@ -85,7 +85,7 @@ class Staging:
 class Bulk:
     """See the header. One put; `close` deletes what was not appended."""
 
-    member: TableMember
+    member: TableParticipant
     turn: asyncio.Lock
     """The turn of the groups of the client."""
     transactions: Mapping[str, int] = field(default_factory=dict)
@@ -220,7 +220,7 @@ class Bulk:
     async def _commit(self, *, alone: bool) -> Done | Repeated:
         member = self.member
         async with self.turn:
-            await courtesy.stand_back([member.register])
+            await fairness.yield_to_others([member.register])
             if alone:
                 await self._stage()
             while True:
@@ -231,7 +231,7 @@ class Bulk:
                 races = {member.register: member.register.seqno}
                 staging = await self._correct()
                 if staging.seen != member.state.upper:  # more came meanwhile
-                    await courtesy.lost(races)
+                    await fairness.lost(races)
                     continue
                 member.check_schema()
                 if self._is_abandoned:  # its caller was cancelled before anything was sent

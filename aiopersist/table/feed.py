@@ -22,8 +22,8 @@ from aiopersist.read.feed import UpdateFeed, UpdatesStep
 from aiopersist.resource import Resource
 from aiopersist.shard.stack import Stack
 from aiopersist.table.filters import any_key
-from aiopersist.table.kind import Kind, listed
 from aiopersist.table.open import OpenTable
+from aiopersist.table.schema import TableSchema, listed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -64,7 +64,7 @@ class Feed(Resource, Generic[K, V]):
     def __init__(
         self,
         opened: "Callable[[], Awaitable[OpenTable]]",
-        kind: Kind[K, V],
+        kind: TableSchema[K, V],
         cursor: str | None,
         as_of: int | datetime | None,
         start: str | None,
@@ -161,7 +161,7 @@ class ColumnsStep(Generic[K, V]):
     """Of the contents; or the updates, in order of time, then of keys."""
     cursor: str
     contents: bool
-    _kind: Kind[K, V]
+    _kind: TableSchema[K, V]
     _texts: frozenset[str] | None
 
     def slices(self, bytes_max: int, rows_max: int) -> Iterator[tuple[list[Change[K, V]], bool]]:
@@ -216,7 +216,7 @@ async def stack_of(feed: Feed[Any, Any]) -> Stack:
 
 
 def changes_in(
-    step: UpdatesStep, kind: Kind[K, V], texts: frozenset[str] | None = None
+    step: UpdatesStep, kind: TableSchema[K, V], texts: frozenset[str] | None = None
 ) -> list[Change[K, V]]:
     """The updates of the step as changes, in order of time; `texts`: of these keys only."""
     if not step.updates.num_rows:
@@ -226,19 +226,19 @@ def changes_in(
     return _paired(sort_and_consolidate(step.updates, kind.schema), kind, texts)
 
 
-def _contents_in(updates: "pa.Table", kind: Kind[K, V]) -> list[Change[K, V]]:
+def _contents_in(updates: "pa.Table", kind: TableSchema[K, V]) -> list[Change[K, V]]:
     keys, vals = (field.decode(updates.column(name)) for name, field in kind.columns())
     as_of = updates.column("time")[0].as_py()
     return [Change(key, None, val, as_of) for key, val in zip(keys, vals, strict=True)]
 
 
-def _in_order_of_time(updates: "pa.Table", kind: Kind[Any, Any]) -> "pa.Table":
+def _in_order_of_time(updates: "pa.Table", kind: TableSchema[Any, Any]) -> "pa.Table":
     """The updates, consolidated, in order of time, then of keys."""
     net = sort_and_consolidate(updates, kind.schema)
     return net.take(pc.sort_indices(net, sort_keys=[("time", "ascending")])) if net.num_rows > 1 else net
 
 
-def _paired(net: "pa.Table", kind: Kind[K, V], wanted: frozenset[str] | None) -> list[Change[K, V]]:
+def _paired(net: "pa.Table", kind: TableSchema[K, V], wanted: frozenset[str] | None) -> list[Change[K, V]]:
     """The changes of consolidated updates."""
     keys, vals = (field.decode(net.column(name)) for name, field in kind.columns())
     texts, _ = kind.texts(net)

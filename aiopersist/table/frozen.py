@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from aiopersist.errors import SinceViolation, Unsupported
 from aiopersist.shard.register import Register
-from aiopersist.table.cut import Cut
+from aiopersist.table.consistent_read import ConsistentRead
 from aiopersist.table.handle import is_closed, opened
 from aiopersist.table.open import OpenTables
 from aiopersist.table.plan import PendingOperation
@@ -29,7 +29,7 @@ V = TypeVar("V")
 class FrozenTransaction(Transaction):
     """See the header."""
 
-    def __init__(self, tables: OpenTables, cut: Cut, names: Iterable[str], at: int) -> None:
+    def __init__(self, tables: OpenTables, cut: ConsistentRead, names: Iterable[str], at: int) -> None:
         super().__init__(tables, cut)
         self._names = set(names)
         self.at = at

@@ -35,7 +35,7 @@ from aiopersist.errors import (
 )
 from aiopersist.frontier import Antichain, successor
 from aiopersist.resource import for_each, run_bounded
-from aiopersist.shard import courtesy
+from aiopersist.shard import fairness
 from aiopersist.shard.attempt import Attempt, Slot
 from aiopersist.shard.commit import settle
 from aiopersist.shard.queue import GroupQueue
@@ -47,10 +47,10 @@ from aiopersist.state.remembering import Remember
 from aiopersist.state.subscriptions import Ack
 from aiopersist.state.writing import RepeatedMark, last_complete
 from aiopersist.subscription.joint import JointAcks
-from aiopersist.table.ahead import Ahead
 from aiopersist.table.held import SLICE_KEYS
-from aiopersist.table.member import Member, WrittenMember, check_distinct
+from aiopersist.table.participant import Participant, WrittenParticipant, check_distinct
 from aiopersist.table.plan import Done, PendingOperation, Plan, Planned, Repeated
+from aiopersist.table.speculation import Speculation
 from aiopersist.write.append import append_all
 from aiopersist.write.pending import PendingAppend
 
@@ -71,7 +71,7 @@ class TableCommits:
         )
         self._taken: Sequence[PendingOperation] = ()
         """They are about to be planned."""
-        self.ahead = Ahead(lambda: (*self._taken, *self._queue.waiting))
+        self.ahead = Speculation(lambda: (*self._taken, *self._queue.waiting))
         self._held: dict[PendingOperation, None] = {}
         """They go once that which runs alone waits, too."""
         self._alone = asyncio.Lock()
@@ -185,7 +185,7 @@ class TableCommits:
         """A command was refused, so nothing was written: carry them out in smaller groups, by their shards,
         then one by one."""
         left = [waiting for waiting in group if not waiting.answer.done()]
-        by_shards: dict[frozenset[Member], list[PendingOperation]] = {}
+        by_shards: dict[frozenset[Participant], list[PendingOperation]] = {}
         for waiting in left:
             by_shards.setdefault(frozenset(waiting.shards), []).append(waiting)
         if len(left) == 1:
@@ -204,7 +204,7 @@ class TableCommits:
         self.ahead.planned({} if plan is None else plan.overlays)
 
     async def _in_rounds(self, group: Sequence[PendingOperation]) -> None:
-        looked: set[Member] = set()
+        looked: set[Participant] = set()
         while group := [waiting for waiting in group if not waiting.answer.done()]:
             self._plans(group, None)
             members = dict.fromkeys([member for waiting in group for member in waiting.shards])
@@ -213,10 +213,10 @@ class TableCommits:
                     raise Unsupported("the store writes one shard at a time")
                 check_distinct(members)
             registers = [member.register for member in members]
-            if waited_s := await courtesy.stand_back(registers):
+            if waited_s := await fairness.yield_to_others(registers):
                 self.stood_back_s += waited_s
                 await run_bounded(LOOKS_AT_ONCE, [member.look for member in members])
-            courtesy.begin(registers)
+            fairness.begin(registers)
             for member in members:
                 await member.catch_up()
             now = await self._stack.clock.now()
@@ -243,7 +243,7 @@ class TableCommits:
                 await self._answer(group, await self._settled(group, plan, looked))
 
     async def _planned(
-        self, group: Sequence[PendingOperation], members: Iterable[Member], now: float
+        self, group: Sequence[PendingOperation], members: Iterable[Participant], now: float
     ) -> Plan | None:
         """The plan of the group, made in several turns of the loop; `None` if a view has moved meanwhile."""
         kept: ExitStack | None = None
@@ -260,17 +260,17 @@ class TableCommits:
             if kept is not None:
                 kept.close()
         if races := {register: seqno for register, seqno in began_at.items() if register.seqno != seqno}:
-            await courtesy.lost(races)  # another client came meanwhile
+            await fairness.lost(races)  # another client came meanwhile
         return None
 
     async def _know(self, group: Sequence[PendingOperation], kept: ExitStack) -> None:
         """Look up the keys that the group names and that views do not know, until no view has one. All of
         them are kept, so this ends, and the plan finds them; a view may cease to have all meanwhile."""
-        keeping = set[Member]()
+        keeping = set[Participant]()
         while True:
             parted = {m for waiting in group for m in waiting.members if not m.knows_all} - keeping
-            together: dict[Member, dict[str, None]] = {member: {} for member in parted}
-            unknown: dict[Member, dict[str, None]] = {}
+            together: dict[Participant, dict[str, None]] = {member: {} for member in parted}
+            unknown: dict[Participant, dict[str, None]] = {}
             for waiting in group:
                 for member, keys in zip(waiting.members, waiting.keys, strict=True):
                     if member in parted and len(keys) > SLICE_KEYS:
@@ -290,7 +290,7 @@ class TableCommits:
 
     async def _done(self, group: Sequence[PendingOperation], parts: Sequence[Planned], time: int) -> None:
         """The commit at `time` has these: let their views have it, all in one turn of the loop, since bodies
-        read them together (`cut.py`), and answer."""
+        read them together (`consistent_read.py`), and answer."""
         upper = successor(time)
         try:
             if max([len(planned.made.changes) for planned in parts]) <= SLICE_KEYS:
@@ -314,7 +314,7 @@ class TableCommits:
                     take()
 
     async def _answer(
-        self, group: Iterable[PendingOperation], known: set[Member], time: int | None = None
+        self, group: Iterable[PendingOperation], known: set[Participant], time: int | None = None
     ) -> None:
         """Answer those whose tables are known to be as they saw them, at `time`, or up to now."""
         answers = [
@@ -325,8 +325,8 @@ class TableCommits:
         await for_each(answers, call, ANSWERS_AT_ONCE, self._stack.runtime)
 
     async def _settled(
-        self, group: Iterable[PendingOperation], plan: Plan, looked: set[Member]
-    ) -> set[Member]:
+        self, group: Iterable[PendingOperation], plan: Plan, looked: set[Participant]
+    ) -> set[Participant]:
         """Look at the tables of those that have no answer yet; returns those that are as they were planned:
         every change of a table moves its upper."""
         left = dict.fromkeys(m for waiting in group if not waiting.answer.done() for m in waiting.members)
@@ -342,7 +342,7 @@ class TableCommits:
         records: list[Planned] = []
         has_acks = bool(acks)
         for planned in parts:
-            if isinstance(planned.member, WrittenMember):
+            if isinstance(planned.member, WrittenParticipant):
                 to = acks.to(planned.member.shard) if has_acks else ()
                 appends.append(await self._append(planned, planned.member, to, time))
             else:
@@ -377,7 +377,7 @@ class TableCommits:
                 await settle(self._slots[shard])
 
     async def _append(
-        self, planned: Planned, member: WrittenMember, acks: tuple[Ack, ...], time: int
+        self, planned: Planned, member: WrittenParticipant, acks: tuple[Ack, ...], time: int
     ) -> PendingAppend:
         once = Once(tuple(planned.hashes), self._stack.settings.once_keep_s)
         made, updates = planned.made, None

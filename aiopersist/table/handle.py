@@ -3,12 +3,12 @@
 from typing import Any
 
 from aiopersist.errors import InvalidUsage, UsageKind, shown
-from aiopersist.table.kind import Kind
 from aiopersist.table.open import OpenTable, OpenTables
+from aiopersist.table.schema import TableSchema
 from aiopersist.table.table import Table
 
 
-def kind_of(table: object, tables: OpenTables) -> Kind[Any, Any]:
+def kind_of(table: object, tables: OpenTables) -> TableSchema[Any, Any]:
     """The kind of a table of this client; `InvalidUsage` for anything else."""
     if not isinstance(table, Table):
         raise TypeError(f"{shown(table)} is not an aiopersist.Table")

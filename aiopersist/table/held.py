@@ -97,7 +97,7 @@ class ChangedKeys:
         self._count = 0
 
 
-class Whole:
+class FullView:
     """All values by key."""
 
     def __init__(self) -> None:
@@ -121,9 +121,9 @@ class Whole:
         """The value of a key that is known."""
         return self.vals.get(key)
 
-    def with_changes(self, changes: Mapping[str, str | None]) -> "Whole":
+    def with_changes(self, changes: Mapping[str, str | None]) -> "FullView":
         """A copy with these changes. On a thread: what changes meanwhile is in it, or is not."""
-        copy = Whole()
+        copy = FullView()
         copy.bytes, copy.vals = self.bytes, self.vals.copy()
         copy.put(changes)
         return copy
@@ -140,7 +140,7 @@ class Whole:
                 self.bytes += _bytes(val) - _bytes(old)
 
 
-class Parted:
+class PartialView:
     """See the header. Keys in `kept` are not forgotten."""
 
     def __init__(self, base: Antichain, kept: Kept) -> None:
@@ -240,7 +240,7 @@ class Parted:
         self.recent_bytes += size
 
 
-Held = Whole | Parted
+Held = FullView | PartialView
 
 
 def _size(key: str, val: str | None) -> int:

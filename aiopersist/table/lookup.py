@@ -28,8 +28,8 @@ from aiopersist.read.snapshot import groups, parts_at
 from aiopersist.resource import run_bounded
 from aiopersist.state.model import State
 from aiopersist.supervisor import Supervisor
-from aiopersist.table.held import Whole
-from aiopersist.table.kind import Kind
+from aiopersist.table.held import FullView
+from aiopersist.table.schema import TableSchema
 
 AT_ONCE = 4  # look-ups of one table; keys that come meanwhile share the next
 
@@ -37,12 +37,12 @@ AT_ONCE = 4  # look-ups of one table; keys that come meanwhile share the next
 FEW = 24  # rows that are summed faster than a thread is reached
 
 
-def wanted_keys(kind: Kind[Any, Any], texts: Sequence[str]) -> WantedKeys:
+def wanted_keys(kind: TableSchema[Any, Any], texts: Sequence[str]) -> WantedKeys:
     """The keys of these texts, as reads look for them."""
     return WantedKeys(column_from_texts(texts, kind.schema.key.codec.arrow_type))
 
 
-def chosen(kind: Kind[Any, Any], found: pa.Table, keys: Iterable[str]) -> dict[str, str]:
+def chosen(kind: TableSchema[Any, Any], found: pa.Table, keys: Iterable[str]) -> dict[str, str]:
     """The values of these keys, of contents that have them and perhaps others."""
     wanted = set(keys)
     pairs = zip(*kind.texts(found), strict=True) if found.num_rows else ()
@@ -51,7 +51,7 @@ def chosen(kind: Kind[Any, Any], found: pa.Table, keys: Iterable[str]) -> dict[s
 
 async def look_up(
     session: ReadSession[Any, Any],
-    kind: Kind[Any, Any],
+    kind: TableSchema[Any, Any],
     state: State,
     as_of: Time,
     reader: str,
@@ -103,17 +103,17 @@ class LookUps:
             await self._work(keys)
 
 
-def whole_of(kind: Kind[Any, Any], updates: pa.Table) -> Whole:
+def whole_of(kind: TableSchema[Any, Any], updates: pa.Table) -> FullView:
     """All contents, of updates in any order. If none is a retraction, they are it: a key has at most one
     value."""
     if not pc.all(pc.equal(updates.column("diff"), int64_scalar(1))).as_py():
         updates = contents(updates, kind.schema)
-    whole = Whole()
+    whole = FullView()
     add_all(whole, kind, updates)
     return whole
 
 
-def add_all(whole: Whole, kind: Kind[Any, Any], found: pa.Table | pa.RecordBatch) -> None:
+def add_all(whole: FullView, kind: TableSchema[Any, Any], found: pa.Table | pa.RecordBatch) -> None:
     """Add contents of other keys."""
     for start in range(0, found.num_rows, SLICE_ROWS):
         whole.add(*kind.texts(found.slice(start, SLICE_ROWS)))

@@ -20,9 +20,9 @@ from aiopersist.shard.shards import Shards
 from aiopersist.state.model import Clock
 from aiopersist.storage.readonly import refuse
 from aiopersist.table.group import TableCommits
-from aiopersist.table.kind import Kind
-from aiopersist.table.member import TableMember
 from aiopersist.table.pace import ConversionPace
+from aiopersist.table.participant import TableParticipant
+from aiopersist.table.schema import TableSchema
 from aiopersist.table.view import View
 from aiopersist.write.session import Session
 from aiopersist.write.staged import StagingContext
@@ -49,7 +49,7 @@ class OpenTable(Resource):
 
     def __init__(
         self,
-        kind: Kind[Any, Any],
+        kind: TableSchema[Any, Any],
         reading: ReadSession[Any, Any],
         writing: Session | None,
         resident: bool | None,
@@ -59,7 +59,7 @@ class OpenTable(Resource):
         self.reading = reading
         self.view = View(kind, reading, resident)
         self._writing = writing
-        self._member = None if writing is None else TableMember(self.view, writing)
+        self._member = None if writing is None else TableParticipant(self.view, writing)
         self._following: asyncio.Task[None] | None = None
         self._scope = reading.scope
         self._scope.what = f"table {kind.name!r}"
@@ -68,7 +68,7 @@ class OpenTable(Resource):
 
     @classmethod
     async def open(
-        cls, shards: Shards, kind: Kind[Any, Any], resident: bool | None, *, make: bool
+        cls, shards: Shards, kind: TableSchema[Any, Any], resident: bool | None, *, make: bool
     ) -> "OpenTable":
         """Read the contents, if they are to be resident. If the shard does not exist, create it, or, unless
         `make`, raise `NotMade`."""
@@ -96,7 +96,7 @@ class OpenTable(Resource):
         return self._scope
 
     @property
-    def member(self) -> TableMember:
+    def member(self) -> TableParticipant:
         """What the group commit writes; `Unsupported` for a readonly client."""
         if self._member is None:
             refuse("a change of a table")
@@ -133,7 +133,7 @@ class OpenTable(Resource):
 _Key = tuple[str, str]
 
 
-def _key(kind: Kind[Any, Any]) -> _Key:
+def _key(kind: TableSchema[Any, Any]) -> _Key:
     """The name, and the types: those of a table may gain fields, and then the old ones are views of their
     own, which cannot write."""
     return kind.name, kind.identity
@@ -150,7 +150,7 @@ class OpenTables:
         self._warming: asyncio.Task[None] | None = None
         self._is_ready = True
 
-    def met(self, kind: Kind[Any, Any]) -> None:
+    def met(self, kind: TableSchema[Any, Any]) -> None:
         """Calls on such a table follow: `ready` waits for what their values need."""
         self._is_ready &= kind.imports_nothing or _is_warm()
 
@@ -188,7 +188,7 @@ class OpenTables:
         await self.pace.turn(*given)
         return convert(*given)
 
-    async def decoded(self, kind: Kind[Any, V], texts: Sequence[tuple[K, str]]) -> dict[K, V]:
+    async def decoded(self, kind: TableSchema[Any, V], texts: Sequence[tuple[K, str]]) -> dict[K, V]:
         """The values by key, of their texts."""
         keys, vals = [key for key, _ in texts], [text for _, text in texts]
         compute = self.shards.stack.compute_few
@@ -207,7 +207,7 @@ class OpenTables:
         await stack.runtime.sleep(min(max(time / 1e6 - stack.clock.read()[0], 0.0), LOOK_S) + PASSED_S)
         return False
 
-    async def _ready_for(self, kind: Kind[Any, Any]) -> None:
+    async def _ready_for(self, kind: TableSchema[Any, Any]) -> None:
         """Import what the views of such tables need on the event loop."""
         if not kind.is_plain:
             await self.ready()
@@ -216,14 +216,14 @@ class OpenTables:
             await self.shards.stack.compute(import_all, modules)
 
     def acquiring(
-        self, kind: Kind[Any, Any], resident: bool | None, *, make: bool
+        self, kind: TableSchema[Any, Any], resident: bool | None, *, make: bool
     ) -> "asyncio.Task[OpenTable]":
         """A task that acquires the table, whoever waits for it."""
         self.shards.calls.check()
         return self.shards.stack.supervisor.spawn(self.acquire(kind, resident, make=make), "open a table")
 
     async def acquire(
-        self, kind: Kind[Any, Any], resident: bool | None = None, *, make: bool = True
+        self, kind: TableSchema[Any, Any], resident: bool | None = None, *, make: bool = True
     ) -> OpenTable:
         """The open table of that name and those types, opened if it is not; `CodecMismatch` if these are not
         stored, `NotMade` if it does not exist, unless `make`. The last caller who says so decides whether it
@@ -240,7 +240,7 @@ class OpenTables:
         return table
 
     def _opening(
-        self, kind: Kind[Any, Any], resident: bool | None, *, make: bool
+        self, kind: TableSchema[Any, Any], resident: bool | None, *, make: bool
     ) -> "tuple[asyncio.Task[OpenTable], bool]":
         """The task that opens the table, and whether this call began it."""
         key = _key(kind)
@@ -343,7 +343,7 @@ def has_failed(task: "asyncio.Task[OpenTable]") -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
-async def _table_shard(shards: Shards, kind: Kind[Any, Any], *, make: bool) -> Shard:
+async def _table_shard(shards: Shards, kind: TableSchema[Any, Any], *, make: bool) -> Shard:
     if shards.stack.readonly:
         shard = await shards.existing(kind.name)
     elif not make:

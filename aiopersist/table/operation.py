@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from aiopersist.errors import KeyExists
 from aiopersist.plain import call_plain
-from aiopersist.table.kind import Kind
+from aiopersist.table.schema import TableSchema
 
 
 class Overlay(Struct, eq=False):
@@ -104,7 +104,7 @@ class Remove(Struct, frozen=True):
 class Insert(Struct, frozen=True):
     """Give a key a value, unless it has one."""
 
-    kind: Kind[Any, Any]
+    kind: TableSchema[Any, Any]
     key: str
     val: str
 
@@ -121,7 +121,7 @@ class Insert(Struct, frozen=True):
 class Revise(Struct, frozen=True):
     """Replace the value of a key by what a user's function makes of it."""
 
-    kind: Kind[Any, Any]
+    kind: TableSchema[Any, Any]
     key: str
     change: Callable[[Any], Any]
     size_max: int

@@ -15,8 +15,8 @@ from aiopersist.state.writing import repeat_of
 from aiopersist.subscription.joint import JointAck, JointAcks, refusal
 from aiopersist.subscription.order import Acknowledging
 from aiopersist.table.held import SLICE_KEYS
-from aiopersist.table.member import Made, Member
 from aiopersist.table.operation import Action, Conflicted, Overlay, RunOutcome, run
+from aiopersist.table.participant import Made, Participant
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
@@ -43,16 +43,16 @@ class Done(NamedTuple):
 class PendingOperation(Struct, eq=False):
     """One operation that waits for its answer."""
 
-    members: tuple[Member, ...]
+    members: tuple[Participant, ...]
     """The tables that it reads or writes, in the order of the cells of `action`."""
     action: Action
     keys: Sequence[Collection[str]]
     """Of each of them, the keys that it may read or write."""
-    marked_in: Member
+    marked_in: Participant
     """The shard that remembers its `transactions` and `once`."""
     transactions: Mapping[str, int] = {}
     once: Once = UNMARKED
-    rows: "Mapping[Member, Sequence[pa.Table]]" = {}
+    rows: "Mapping[Participant, Sequence[pa.Table]]" = {}
     """What it appends to plain shards."""
     acks: tuple[JointAck, ...] = ()
     """The positions of subscriptions that move in the same commit."""
@@ -84,7 +84,7 @@ class PendingOperation(Struct, eq=False):
         return size
 
     @property
-    def shards(self) -> dict[Member, None]:
+    def shards(self) -> dict[Participant, None]:
         """All shards that it may touch."""
         marks = [self.marked_in] if self.transactions or self.once.hashes else []
         return dict.fromkeys([*self.members, *self.rows, *marks])
@@ -117,7 +117,7 @@ class PendingOperation(Struct, eq=False):
 class Planned(Struct, eq=False):
     """What a group makes of one shard."""
 
-    member: Member
+    member: Participant
     overlay: Overlay
     lower: Antichain
     joins: bool = False
@@ -173,7 +173,7 @@ class Plan:
 
     def __init__(self, group: Iterable[PendingOperation], now: float) -> None:
         self.left = [waiting for waiting in group if not waiting.answer.done()]
-        self.shards: dict[Member, Planned] = {}
+        self.shards: dict[Participant, Planned] = {}
         self.acks = JointAcks()
         self._now = now
         for waiting in self.left:  # all of one moment, whatever changes while the plan is made
@@ -210,11 +210,11 @@ class Plan:
         return [planned for planned in self.shards.values() if planned.takes_part]
 
     @property
-    def overlays(self) -> dict[Member, Overlay]:
+    def overlays(self) -> dict[Participant, Overlay]:
         """What it makes of each of them."""
         return {member: planned.overlay for member, planned in self.shards.items()}
 
-    def _of(self, member: Member) -> Planned:
+    def _of(self, member: Participant) -> Planned:
         if member not in self.shards:
             self.shards[member] = Planned(member, Overlay(member.val_of), member.upper)
         return self.shards[member]

@@ -16,8 +16,8 @@ from aiopersist.state.once import Once
 from aiopersist.table.bulk import Bulk, EntriesExpired
 from aiopersist.table.group import TableCommits
 from aiopersist.table.held import ENTRY_BYTES
-from aiopersist.table.member import TableMember
 from aiopersist.table.operation import Put
+from aiopersist.table.participant import TableParticipant
 from aiopersist.table.plan import Done, PendingOperation, Repeated
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 async def put_stream(
-    member: TableMember, group: TableCommits, entries: Any, transactions: Mapping[str, int], once: Once
+    member: TableParticipant, group: TableCommits, entries: Any, transactions: Mapping[str, int], once: Once
 ) -> Done | Repeated:
     """Put entries of any number, at one time: in memory while they take less than
     `settings.table_resident_bytes`, else as a `Bulk`."""
     return await _begun_anew(entries, partial(_put_stream, member, group, entries, transactions, once))
 
 
-async def replace_contents(member: TableMember, group: TableCommits, entries: Any) -> Done | Repeated:
+async def replace_contents(member: TableParticipant, group: TableCommits, entries: Any) -> Done | Repeated:
     """Make entries of any number the contents, at one time: keys that are not among them are deleted."""
     return await _begun_anew(entries, partial(_replace_contents, member, group, entries))
 
@@ -42,7 +42,7 @@ async def _begun_anew(entries: Any, put: Callable[[], Awaitable[Done | Repeated]
 
 
 async def _put_stream(
-    member: TableMember, group: TableCommits, entries: Any, transactions: Mapping[str, int], once: Once
+    member: TableParticipant, group: TableCommits, entries: Any, transactions: Mapping[str, int], once: Once
 ) -> Done | Repeated:
     settings, kind = member.writer.shard.stack.settings, member.view.kind
     bulk = Bulk(member, group.turn, transactions, once)
@@ -66,7 +66,7 @@ async def _put_stream(
         bulk.close()
 
 
-async def _replace_contents(member: TableMember, group: TableCommits, entries: Any) -> Done | Repeated:
+async def _replace_contents(member: TableParticipant, group: TableCommits, entries: Any) -> Done | Repeated:
     bulk = Bulk(member, group.turn, whole=True)
     try:
         await bulk.add(empty_table(member.view.kind.schema.arrow_schema))  # there may be no entries
@@ -90,7 +90,7 @@ async def _tables(bulk: Bulk, entries: Any) -> AsyncGenerator[pa.Table, None]:
 
 
 async def _put(
-    member: TableMember,
+    member: TableParticipant,
     group: TableCommits,
     texts: Mapping[str, str],
     transactions: Mapping[str, int],

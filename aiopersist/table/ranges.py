@@ -15,7 +15,7 @@ from aiopersist.data.updates.order import row_key, row_keys
 from aiopersist.read.snapshot import Snapshot
 from aiopersist.shard.stack import Stack
 from aiopersist.table.filters import condition
-from aiopersist.table.kind import Kind
+from aiopersist.table.schema import TableSchema
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -29,12 +29,12 @@ class ReadRange(NamedTuple):
     prefix: Any
 
 
-def condition_of(kind: Kind[Any, Any], wanted: ReadRange) -> Any:
+def condition_of(kind: TableSchema[Any, Any], wanted: ReadRange) -> Any:
     """The condition that holds for the entries of the range; `None` for all."""
     return condition(kind.schema, start=wanted.start, stop=wanted.stop, prefix=wanted.prefix, where=None)
 
 
-def within(kind: Kind[Any, Any], entries: Mapping[str, object], wanted: ReadRange) -> pa.Table:
+def within(kind: TableSchema[Any, Any], entries: Mapping[str, object], wanted: ReadRange) -> pa.Table:
     """The keys of `entries` within the range, as a column, and their numbers."""
     keys = column_from_texts(list(entries), kind.schema.key.codec.arrow_type)
     fields = [kind.schema.arrow_schema.field("key"), pa.field("number", pa.int64())]
@@ -43,7 +43,9 @@ def within(kind: Kind[Any, Any], entries: Mapping[str, object], wanted: ReadRang
     return table if chosen is None else table.filter(chosen)
 
 
-def entries_within(kind: Kind[K, V], vals: Mapping[str, str | None], wanted: ReadRange) -> list[tuple[K, V]]:
+def entries_within(
+    kind: TableSchema[K, V], vals: Mapping[str, str | None], wanted: ReadRange
+) -> list[tuple[K, V]]:
     """The entries within the range, in key order."""
     there = {key: val for key, val in vals.items() if val is not None}
     found = within(kind, there, wanted)
@@ -53,20 +55,20 @@ def entries_within(kind: Kind[K, V], vals: Mapping[str, str | None], wanted: Rea
     )
 
 
-def _in_order(kind: Kind[K, V], entries: Mapping[str, str]) -> list[tuple[K, V]]:
+def _in_order(kind: TableSchema[K, V], entries: Mapping[str, str]) -> list[tuple[K, V]]:
     if not entries:
         return []
     return _decoded(kind, contents(kind.updates(entries, dict.fromkeys(entries), 0), kind.schema))
 
 
-def _decoded(kind: Kind[K, V], found: pa.Table | pa.RecordBatch) -> list[tuple[K, V]]:
+def _decoded(kind: TableSchema[K, V], found: pa.Table | pa.RecordBatch) -> list[tuple[K, V]]:
     keys, vals = (field.decode(found.column(name)) for name, field in kind.columns())
     return list(zip(keys, vals, strict=True))
 
 
 async def streamed(
     stack: Stack,
-    kind: Kind[K, V],
+    kind: TableSchema[K, V],
     snapshot: Snapshot[K, V] | None,
     written: Mapping[str, str | None],
     wanted: ReadRange,
@@ -84,7 +86,9 @@ async def streamed(
 class _OwnWrites:
     """Writes within a range, which are taken in key order."""
 
-    def __init__(self, kind: Kind[Any, Any], written: Mapping[str, str | None], wanted: ReadRange) -> None:
+    def __init__(
+        self, kind: TableSchema[Any, Any], written: Mapping[str, str | None], wanted: ReadRange
+    ) -> None:
         self._kind = kind
         found, texts = within(kind, written, wanted), list(written)
         keys = zip(row_keys(found, ["key"]), found.column("number").to_pylist(), strict=True)

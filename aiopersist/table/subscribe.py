@@ -10,8 +10,8 @@ from aiopersist.subscription.open import Wanted, opened
 from aiopersist.subscription.step import StepMark, SubscriptionStep
 from aiopersist.subscription.subscription import Form, Subscription
 from aiopersist.table.feed import Change, changes_in
-from aiopersist.table.kind import Kind
 from aiopersist.table.open import OpenTables
+from aiopersist.table.schema import TableSchema
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -26,7 +26,7 @@ class SubscribedChanges(SubscriptionStep, Generic[K, V]):
 
 
 def open_table_subscription(
-    tables: OpenTables, kind: Kind[K, V], wanted: Wanted
+    tables: OpenTables, kind: TableSchema[K, V], wanted: Wanted
 ) -> Opening[Subscription[SubscribedChanges[K, V]]]:
     """See `Table.subscription`."""
 
@@ -48,7 +48,7 @@ def open_table_subscription(
     return tables.shards.opening(open_handle, f"client.table({kind.name!r}, ...).subscription(...)")
 
 
-def _with_changes(kind: Kind[Any, Any]) -> Form[SubscribedChanges[Any, Any]]:
+def _with_changes(kind: TableSchema[Any, Any]) -> Form[SubscribedChanges[Any, Any]]:
     def form(step: UpdatesStep, mark: StepMark) -> SubscribedChanges[Any, Any]:
         return SubscribedChanges(
             changes=changes_in(step, kind),

@@ -24,12 +24,12 @@ from aiopersist.subscription.open import Wanted
 from aiopersist.subscription.subscription import Subscription
 from aiopersist.table.feed import Feed
 from aiopersist.table.filters import condition
-from aiopersist.table.held import TableView, Whole
-from aiopersist.table.kind import Kind, has_many, listed, pairs_of
+from aiopersist.table.held import FullView, TableView
 from aiopersist.table.lookup import chosen, wanted_keys
 from aiopersist.table.open import NotMade, OpenTable, OpenTables, has_failed, until_made
 from aiopersist.table.operation import Insert, Put, Revise
 from aiopersist.table.plan import Done, PendingOperation, Repeated
+from aiopersist.table.schema import TableSchema, has_many, listed, pairs_of
 from aiopersist.table.subscribe import SubscribedChanges, open_table_subscription
 from aiopersist.write.checks import Txn, check_marks
 
@@ -49,7 +49,7 @@ class Table(Resource, Generic[K, V]):
     """At most one value per key. Opens at its first use; may be awaited or entered, which opens it at once.
     Serves many tasks at once; all handles of a client on one table share its view."""
 
-    def __init__(self, tables: OpenTables, kind: Kind[K, V], resident: bool | None) -> None:
+    def __init__(self, tables: OpenTables, kind: TableSchema[K, V], resident: bool | None) -> None:
         if resident not in (None, True, False):
             raise TypeError(f"resident={shown(resident)} is neither None nor a bool")
         self._tables = tables
@@ -343,7 +343,7 @@ class Table(Resource, Generic[K, V]):
             with table.scope.call():
                 await table.shard.open()
                 await view.catch_up()
-        if isinstance(view.held, Whole):
+        if isinstance(view.held, FullView):
             return view.held.vals
         with table.scope.call():
             return await view.read(keys)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from aiopersist.data.types.schema import Schema
 from aiopersist.errors import Conflict
 from aiopersist.plain import body_of, call_async, warn_in_body
-from aiopersist.shard import courtesy
+from aiopersist.shard import fairness
 from aiopersist.shard.catalog import RecordId, find, resolve_or_create
 from aiopersist.shard.shards import Shards
 from aiopersist.shard.stack import Stack
@@ -23,12 +23,12 @@ from aiopersist.storage.wishes import MARGIN
 from aiopersist.subscription.joint import commit_alone, refusal
 from aiopersist.subscription.order import Acknowledging
 from aiopersist.subscription.subscription import JointCall
-from aiopersist.table.cut import Cut
+from aiopersist.table.consistent_read import ConsistentRead
 from aiopersist.table.frozen import Attempted, FrozenTransaction, freeze
 from aiopersist.table.group import NOTHING, TableCommits
-from aiopersist.table.member import Member, RecordMember
 from aiopersist.table.open import OpenTables
 from aiopersist.table.operation import Conflicted
+from aiopersist.table.participant import Participant, RecordParticipant
 from aiopersist.table.plan import PendingOperation, Repeated
 from aiopersist.table.transaction import RunAgain, Transaction
 from aiopersist.write.checks import Txn, check_marks, check_once
@@ -51,15 +51,15 @@ class TransactionRecords:
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
-        self._open: dict[str, RecordMember] = {}
+        self._open: dict[str, RecordParticipant] = {}
 
-    async def member(self, mark: str) -> RecordMember:
+    async def member(self, mark: str) -> RecordParticipant:
         """The shard for ids with that hash, created if it does not exist."""
         name = _record_of(mark)
         if (known := self._open.get(name)) is None:
             shard = self._shards.at(await resolve_or_create(self._shards.stack, name, RecordId), name)
             await shard.open_or_create(Schema(str, bool), Clock.WALL)
-            known = self._open.setdefault(name, RecordMember(shard))
+            known = self._open.setdefault(name, RecordParticipant(shard))
         return known
 
     async def happened(self, once: Once, group: TableCommits) -> int | None:
@@ -86,7 +86,7 @@ class Transactions:
 
     def __init__(self, tables: OpenTables) -> None:
         self._tables = tables
-        self._cut = Cut(tables.shards.stack)
+        self._cut = ConsistentRead(tables.shards.stack)
         self._records = TransactionRecords(tables.shards)
 
     async def run(
@@ -154,7 +154,7 @@ class Transactions:
             needs_s = max(needs_s, runtime.monotonic() - self._tables.group.stood_back_s - seen.began_at)
             await runtime.sleep(runtime.uniform(0, min(PAUSE_S * 2**attempt, PAUSE_MAX_S)))
             if attempt >= WISHES_AFTER and (registers := await seen.registers()):
-                await courtesy.wish(registers, MARGIN * needs_s, runtime.monotonic() - started)
+                await fairness.wish(registers, MARGIN * needs_s, runtime.monotonic() - started)
                 needs_s *= 2  # a body may take longer where nobody disturbs it
         raise AssertionError("attempts do not end")
 
@@ -228,7 +228,7 @@ async def _pending(
     touched = [some for some in tx.touched.values() if some.table is not None]
     if not touched and (error is not None or (not tx.plain and marks.member is None)):
         return None
-    members: tuple[Member, ...] = tuple([some.member for some in touched])
+    members: tuple[Participant, ...] = tuple([some.member for some in touched])
     waiting = PendingOperation(
         members,
         tx._action(result, error),
@@ -269,7 +269,7 @@ class _Marks:
         self.once = once
         self.acks = () if call is None else call.acks
         self.acknowledging: Acknowledging | None = call if self.acks else None
-        self.member: RecordMember | None = None
+        self.member: RecordParticipant | None = None
 
     async def turn(self) -> None:
         """Return once what it acknowledges is next; see `Acknowledging.turn`."""

@@ -1,10 +1,10 @@
 """Transactions: a function of the user reads and writes tables, and all of it happens at one moment.
 
-The body runs against the views, and what is undecided (`ahead.py`). It reads at one moment (`cut.py`), and
-its writes are kept. At the end the
-group commit applies them, if all that the body read is still so: the keys, and the ranges. Else it is a
-conflict, and the body runs again. Every table that was read or written takes part in the commit of a
-transaction that writes, so the order of commits is the order of times.
+The body runs against the views, and what is undecided (`speculation.py`). It reads at one moment
+(`consistent_read.py`), and its writes are kept. At the end the group commit applies them, if all that the
+body read is still so: the keys, and the ranges. Else it is a conflict, and the body runs again. Every table
+that was read or written takes part in the commit of a transaction that writes, so the order of commits is the
+order of times.
 
 A body that wrote nothing, or raised, is answered only if what it read was so at a look that began after it.
 This is optimistic concurrency control (Kung and Robinson, 1981) with backward validation, by predicates for
@@ -29,16 +29,16 @@ from aiopersist.frontier import Antichain, last_before, minimum
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Snapshot
 from aiopersist.resource import run_bounded
-from aiopersist.table.ahead import Ahead
-from aiopersist.table.cut import Cut
+from aiopersist.table.consistent_read import ConsistentRead
 from aiopersist.table.group import LOOKS_AT_ONCE
 from aiopersist.table.handle import acquired, is_closed, kind_of, leave
-from aiopersist.table.held import Whole
-from aiopersist.table.kind import Kind, listed
-from aiopersist.table.member import Member, PlainMember, TableMember
+from aiopersist.table.held import FullView
 from aiopersist.table.open import OpenTable, OpenTables
 from aiopersist.table.operation import Action, Cells, Conflicted
+from aiopersist.table.participant import Participant, ShardParticipant, TableParticipant
 from aiopersist.table.ranges import ReadRange, condition_of, entries_within, streamed, within
+from aiopersist.table.schema import TableSchema, listed
+from aiopersist.table.speculation import Speculation
 from aiopersist.table.table import Table
 from aiopersist.write.handle import WriteHandle, session_of
 
@@ -69,15 +69,15 @@ class RunAgain(BaseException):
 class Touched(Struct, eq=False):
     """What a transaction has read and written of one table."""
 
-    kind: Kind[Any, Any]
+    kind: TableSchema[Any, Any]
     handle: Table[Any, Any]
     table: OpenTable | None = None
     """Opened by the first read, or at the end."""
     version: int = 0
     """Of the view when the reads were last known to be so."""
-    ahead: Ahead | None = None
+    ahead: Speculation | None = None
     """What its reads see besides the view."""
-    member: TableMember = None  # type: ignore[assignment]  # that of the `table`, once that is there
+    member: TableParticipant = None  # type: ignore[assignment]  # that of the `table`, once that is there
     checked: tuple[int, int] | None = None
     """The versions of the view and of `ahead` for which the reads were checked."""
     read: dict[str, str | None] = {}
@@ -162,7 +162,7 @@ class Touched(Struct, eq=False):
 class Transaction:
     """What a body is given. Its reads see its own writes. It ends with the body."""
 
-    def __init__(self, tables: OpenTables, cut: Cut, ahead: Ahead | None = None) -> None:
+    def __init__(self, tables: OpenTables, cut: ConsistentRead, ahead: Speculation | None = None) -> None:
         self._tables = tables
         self._cut = cut
         self._ahead = ahead
@@ -170,7 +170,7 @@ class Transaction:
         self.touched: dict[str, Touched] = {}
         """By the name of the table."""
         self._of_handles: dict[int, Touched] = {}  # by their identity
-        self.plain: dict[Member, Sequence[pa.Table]] = {}
+        self.plain: dict[Participant, Sequence[pa.Table]] = {}
         """What is appended to plain shards."""
         self.ended = False
         self.done_at: int | None = None
@@ -224,7 +224,7 @@ class Transaction:
         await self._read(touched)
         touched.ranges.append(wanted)
         stack, view = self._tables.shards.stack, touched.member.view
-        if isinstance(view.held, Whole):
+        if isinstance(view.held, FullView):
             vals = {**view.held.vals, **touched.written}
             size = len(vals) * ENTRY_BYTES
             for entry in await stack.compute_few(size, entries_within, touched.kind, vals, wanted):
@@ -263,7 +263,7 @@ class Transaction:
         for chunk in chunks_of(taken(rows)):
             tables.append(to_table(chunk, schema, columns=ROW, diff=diff))
             check_update_size(tables[-1], self._size_max)
-        member = PlainMember(session)
+        member = ShardParticipant(session)
         self.plain[member] = [*self.plain.get(member, ()), *tables]
 
     # --- inside ----------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class Transaction:
             some.ahead = ahead
             some.check()
 
-    def _ahead_of(self, members: Collection[TableMember]) -> Ahead | None:
+    def _ahead_of(self, members: Collection[TableParticipant]) -> Speculation | None:
         """What is undecided, if there is anything, and it is of one moment with these tables."""
         ahead = self._ahead
         if ahead is None or not (rests_on := ahead.refresh()):

@@ -32,19 +32,21 @@ from aiopersist.frontier import Antichain, last_before, minimum
 from aiopersist.read.interval import hold_for, parts_since
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Snapshot, updates_of
-from aiopersist.shard.hold import Need
+from aiopersist.shard.hold import HistoryPin
 from aiopersist.shard.instant import as_int
 from aiopersist.state.model import State
 from aiopersist.table.bounds import contents_at_most, is_too_large, may_fit, next_base, surely_fits
-from aiopersist.table.held import ChangedKeys, Held, Kept, Parted, Whole
-from aiopersist.table.kind import Kind
+from aiopersist.table.held import ChangedKeys, FullView, Held, Kept, PartialView
 from aiopersist.table.lookup import LookUps, add_all, look_up, whole_of
+from aiopersist.table.schema import TableSchema
 
 
 class View:
     """See the header. `wanted`: whether it is resident; `None`: its size decides."""
 
-    def __init__(self, kind: Kind[Any, Any], session: ReadSession[Any, Any], wanted: bool | None) -> None:
+    def __init__(
+        self, kind: TableSchema[Any, Any], session: ReadSession[Any, Any], wanted: bool | None
+    ) -> None:
         self.kind = kind
         self.session = session
         self.wanted = wanted
@@ -52,10 +54,10 @@ class View:
         """Everything before this frontier is in the view."""
         self.changed = minimum(None)
         """All its changes lie before this frontier, which is not beyond `upper`."""
-        self.held: Held = Whole()
+        self.held: Held = FullView()
         self._kept = Kept()
         self._look_ups = LookUps(session.shard.stack.supervisor, self._look_up)
-        self._need: Need | None = None
+        self._need: HistoryPin | None = None
         self._turn = asyncio.Lock()
         self.settling: asyncio.Task[None] | None = None
         """Puts in order what it holds, where that takes several turns of the loop."""
@@ -72,7 +74,7 @@ class View:
     @property
     def is_resident(self) -> bool:
         """Whether all contents are in memory."""
-        return isinstance(self.held, Whole)
+        return isinstance(self.held, FullView)
 
     @property
     def is_behind(self) -> bool:
@@ -166,7 +168,7 @@ class View:
     async def _look_up(self, keys: list[str]) -> None:
         """Look them up; when the view began anew meanwhile, in vain."""
         held, need, shard = self.held, self._need, self.session.shard
-        if isinstance(held, Whole) or not (keys := held.unknown(keys)):
+        if isinstance(held, FullView) or not (keys := held.unknown(keys)):
             return
         self._move_base(held)
         as_of, vals = last_before(held.base), {}
@@ -206,7 +208,7 @@ class View:
                 continue
             return
 
-    def _begin_with(self, held: Held, upper: Antichain, need: Need) -> None:
+    def _begin_with(self, held: Held, upper: Antichain, need: HistoryPin) -> None:
         self.close()
         self.held, self.upper, self.changed, self._need = held, upper, upper, need
         self._judged = -1
@@ -221,7 +223,7 @@ class View:
         """What it has at the newest state without reading anything."""
         upper = self.session.shard.state.upper
         is_empty = upper == minimum(None) and self.wanted is not False
-        return Whole() if is_empty else Parted(upper, self._kept)
+        return FullView() if is_empty else PartialView(upper, self._kept)
 
     async def _load(self) -> None:
         """Read all contents, or as far as they fit."""
@@ -243,12 +245,12 @@ class View:
         else:
             self._begin_with(whole, upper, need)
 
-    async def _whole(self, snapshot: Snapshot[Any, Any], state: State) -> Whole | None:
+    async def _whole(self, snapshot: Snapshot[Any, Any], state: State) -> FullView | None:
         """All contents; `None` if they are more than they may be."""
         stack, size = self.session.shard.stack, contents_at_most(state)
         if self.wanted or size <= self._bytes_max:
             return await stack.compute(whole_of, self.kind, await updates_of(snapshot))
-        whole = Whole()
+        whole = FullView()
         async for batch in snapshot.batches():
             await stack.compute(add_all, whole, self.kind, batch)
             if whole.bytes > self._bytes_max:
@@ -279,12 +281,12 @@ class View:
 
     def _bound(self) -> None:
         """Keep to the memory that it may take, by now or soon."""
-        if isinstance(held := self.held, Whole):
+        if isinstance(held := self.held, FullView):
             too_large = self.wanted is None and held.bytes > self._bytes_max
             if too_large:
                 self._outgrown = min(self._outgrown, contents_at_most(self.session.shard.state))
             if self.wanted is False or too_large:
-                self.held = Parted(self.upper, self._kept)
+                self.held = PartialView(self.upper, self._kept)
                 self.version += 1  # so that what was read is looked up again before it is compared
             return
         self._move_base(held)
@@ -294,12 +296,12 @@ class View:
 
     async def _settle(self) -> None:
         try:
-            while isinstance(held := self.held, Parted) and not held.settle(self._bytes_max):
+            while isinstance(held := self.held, PartialView) and not held.settle(self._bytes_max):
                 await self.session.shard.stack.runtime.sleep(0)
         finally:
             self.settling = None
 
-    def _move_base(self, held: Parted) -> None:
+    def _move_base(self, held: PartialView) -> None:
         base = next_base(self.session.shard.state, held.base, self.upper, held.recent_bytes, self._bytes_max)
         if base != held.base:
             held.move(base)
@@ -308,12 +310,12 @@ class View:
     def _hold(self) -> None:
         """Hold since back no further than is needed."""
         if self._need is not None:
-            frontier = self.upper if isinstance(self.held, Whole) else self.held.base
+            frontier = self.upper if isinstance(self.held, FullView) else self.held.base
             self.session.hold.move(self._need, hold_for(frontier, None))
 
     # --- catching up -----------------------------------------------------------------------------
 
-    def _check(self, frontier: Antichain, need: Need, state: State) -> None:
+    def _check(self, frontier: Antichain, need: HistoryPin, state: State) -> None:
         """`LeaseExpired` or `SinceViolation` unless the history from there on is there."""
         session = self.session
         if state.finalized:
@@ -346,7 +348,7 @@ class View:
         if self.is_resident:  # perhaps a compaction put it together with what was read before
             await self._begin()
             return
-        self.held, self.upper, self.changed = Parted(state.upper, self._kept), state.upper, state.upper
+        self.held, self.upper, self.changed = PartialView(state.upper, self._kept), state.upper, state.upper
         self._forget_changes()
         self._hold()
 
@@ -356,7 +358,7 @@ class View:
         """What takes the changes between `lower` and `upper`, all in one turn of the loop, unless it has them
         by then. Many are put into a copy, on a thread, or beside the others until they are merged."""
         held, after = self.held, None
-        if len(changes) > SLICE_ROWS and isinstance(held, Whole) and self.upper == lower:
+        if len(changes) > SLICE_ROWS and isinstance(held, FullView) and self.upper == lower:
             after = await self.session.shard.stack.compute(held.with_changes, changes)
 
         def take() -> None:
@@ -370,7 +372,7 @@ class View:
         lower: Antichain,
         upper: Antichain,
         changes: Mapping[str, str | None],
-        after: Whole | None = None,
+        after: FullView | None = None,
         *,
         foreign: bool = False,
     ) -> None:

@@ -269,7 +269,7 @@ def _ticks(axis: Axis, clock: Clock) -> Iterator[Tick]:
 
 
 def _marks(view: ShardView) -> Iterator[tuple[str, str, Antichain, Clock]]:
-    """Kind, label and frontier of each mark, the most important first."""
+    """TableSchema, label and frontier of each mark, the most important first."""
     yield "since", "since", view.since, view.clock
     yield "upper", "upper", view.upper, view.clock
     for name, consumer in view.subscriptions.items():

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Sequence
 
 from aiopersist.errors import AlreadyAppended, Indeterminate, LeaseExpired, UpperMismatch
 from aiopersist.measure.tracing import Tracing
-from aiopersist.shard import courtesy
+from aiopersist.shard import fairness
 from aiopersist.shard.attempt import Attempt
 from aiopersist.shard.commit import commit_all
 from aiopersist.shard.registration import LOST_MAX
@@ -66,7 +66,7 @@ async def _append_until_done(
             raise
         except UpperMismatch as error:
             (shard,) = {a.session.shard for a in appends if a.session.shard.id == error.shard_id}
-            courtesy.refused(shard.register, error.expected)
+            fairness.refused(shard.register, error.expected)
             raise
         except PartsExpired:  # and the parts were swept before they could be copied
             lost += 1

@@ -29,7 +29,7 @@ from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch
-from aiopersist.state.spending import Spend, Staged, is_spent
+from aiopersist.state.spending import MarkConsumed, Staged, is_spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ async def _deletable(batches: Sequence[StagedBatch], *, strict: bool) -> list[St
         return list(batches)
     shard = batches[0].context.shard
     try:
-        mine: frozenset[str] = await commit(shard.register, Spend(shared))
+        mine: frozenset[str] = await commit(shard.register, MarkConsumed(shared))
     except ShardFinalized:  # the end of the shard deletes the blobs that it named
         return [batch for batch in batches if not batch.handed_over]
     for record in shared:

@@ -23,7 +23,7 @@ from aiopersist.data.updates.convert import ROW, chunks_of, to_table
 from aiopersist.data.updates.tiny import PlainRows, tiny
 from aiopersist.errors import InvalidUpdate, InvalidUsage
 from aiopersist.stash import rows as stash
-from aiopersist.table.kind import Kind
+from aiopersist.table.schema import TableSchema
 from tests.data.arrow_fuzz import plain
 
 UTC = dt.UTC
@@ -130,7 +130,7 @@ Row = tuple[Any, Any, int, int]
 Way = Callable[[list[Row]], Any]
 
 
-def ways(schema: Schema[Any, Any, Any], kind: Kind[Any, Any] | None) -> Iterator[tuple[str, Way]]:
+def ways(schema: Schema[Any, Any, Any], kind: TableSchema[Any, Any] | None) -> Iterator[tuple[str, Way]]:
     """By name, functions from updates with different keys, in order, to a table or batch of them; `None` if
     the way does not take them."""
 
@@ -201,9 +201,9 @@ def outcome(way: Way, rows: list[Row]) -> Any:
     return [tuple(map(repr, row)) for row in plain(pa.table(found).select(["key", "val"]))]  # 0.0 == -0.0
 
 
-def kind_of(key: Any, val: Any) -> Kind[Any, Any] | None:
+def kind_of(key: Any, val: Any) -> TableSchema[Any, Any] | None:
     try:
-        return Kind("t", key, val)
+        return TableSchema("t", key, val)
     except InvalidUsage:
         return None
 

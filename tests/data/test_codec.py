@@ -72,7 +72,7 @@ class Numbers(list[int]):
     pass
 
 
-Kind = NewType("Kind", str)
+TableSchema = NewType("TableSchema", str)
 
 
 def roundtrip(key_type: Any, values: list[Any]) -> list[Any]:
@@ -98,7 +98,7 @@ def test_values_come_back(case: oracle.Case) -> None:
 
 TAKEN: list[tuple[Any, list[Any]]] = [
     (Optional[int], [1, None]),  # noqa: UP045  # as users may write it
-    (Kind, ["a"]),
+    (TableSchema, ["a"]),
     (Literal["a", "b"], ["a"]),
     (PositiveInt, [3]),
     (AwareDatetime, [dt.datetime(2020, 1, 1, tzinfo=dt.UTC)]),

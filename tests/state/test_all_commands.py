@@ -39,7 +39,7 @@ from aiopersist.state.retention import (
     ReleaseCritical,
     SetRetention,
 )
-from aiopersist.state.spending import Spend, Staged
+from aiopersist.state.spending import MarkConsumed, Staged
 from aiopersist.state.subscriptions import (
     Ack,
     Acknowledge,
@@ -336,7 +336,7 @@ MAINTENANCE: list[Draw] = [
     lambda g: EndCollection(g.rng.randrange(g.history.live.seqno + 1), g.writer),
     lambda g: ReleaseClaim(g.writer, g.rng.choice([COLLECTION, *g.history.live.batches])),
     lambda g: ForgetTransactions(["a", "b"], g.history.now - g.rng.randrange(9)),
-    lambda g: Spend(g.staged),
+    lambda g: MarkConsumed(g.staged),
 ]
 OVER: list[Draw] = [lambda g: ExpireOverdue(), lambda g: Occupy(g.writer), lambda g: MarkDeleted()]
 LIVE = HOLDS * 2 + CONSUMERS * 2 + WRITES * 6 + MAINTENANCE * 2 + OVER[:2] + [Game.rare]
@@ -376,7 +376,7 @@ def test_lives_of_shards() -> None:
         ApplyRetention,
         ForgetHistory,
         DowngradeCritical,
-        Spend,
+        MarkConsumed,
         Finalize,
         OpenSubscription,
         Acknowledge,

@@ -20,7 +20,7 @@ from aiopersist.state.lifecycle import (
 from aiopersist.state.model import COLLECTION, Claim, HollowBatch, Rollup
 from aiopersist.state.reading import KeepReader, RegisterReader, RenewReader
 from aiopersist.state.record import HollowPart
-from aiopersist.state.spending import Spend, Staged
+from aiopersist.state.spending import MarkConsumed, Staged
 from aiopersist.state.writing import (
     Appended,
     AppendHollow,
@@ -314,9 +314,9 @@ def test_a_batch_is_spent_once() -> None:
     history = written("w1", "w2")
     one, other = (Staged("w2", name, handed_over=True) for name in ("one", "other"))
     history.run(AppendHollow("w1", "t", batch(0, 1), {}, ROOM, staged=(one,)))
-    fresh = history.run(Spend((one, other)))
+    fresh = history.run(MarkConsumed((one, other)))
     assert isinstance(fresh, Commit) and fresh.result == frozenset({"other"})
-    assert history.run(Spend((one, other))) == Keep(result=frozenset())
+    assert history.run(MarkConsumed((one, other))) == Keep(result=frozenset())
     late = history.run(AppendHollow("w1", "t", batch(1, 2), {}, ROOM, staged=(other,)))
     assert isinstance(late, Keep) and isinstance(late.error, ap.AlreadyAppended)
     history.run(ExpireWriter("w2"))

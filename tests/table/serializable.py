@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from tests.table.history import Key, Op, Run
 from tests.table.versions import Updates, Versions
 
-Cut = dict[str, int]
+ConsistentRead = dict[str, int]
 """By table: the number of its versions."""
 
 GROUPED = ("insert", "update", "transact", "transfer", "look")  # those that wait with others for a commit
@@ -188,10 +188,10 @@ def _against_real_time(ops: Sequence[Op], versions: Versions, commits: Commits) 
     cuts = Cuts(versions, commits)
     ended = [op for op in ops if op.answered and op.kind not in AS_OF and not op.did_nothing]
     moments = [(op.began, 0, op) for op in ops] + [(op.ended, 1, op) for op in ended]
-    known: Cut = {}
-    own: dict[str, Cut] = defaultdict(dict)
+    known: ConsistentRead = {}
+    own: dict[str, ConsistentRead] = defaultdict(dict)
     """What each client has seen of a table itself."""
-    before: dict[Op, Cut] = {}
+    before: dict[Op, ConsistentRead] = {}
     for _, has_ended, op in sorted(moments, key=lambda moment: moment[:2]):
         if not has_ended:
             before[op] = own[op.client] if op.kind == STALE else known
@@ -209,17 +209,17 @@ def _against_real_time(ops: Sequence[Op], versions: Versions, commits: Commits) 
             known = joined(known, found)
 
 
-def joined(one: Cut, other: Cut) -> Cut:
+def joined(one: ConsistentRead, other: ConsistentRead) -> ConsistentRead:
     return {table: max(one.get(table, 0), other.get(table, 0)) for table in {*one, *other}}
 
 
 class Bound(NamedTuple):
     """Of one operation: who has more of a table than `most` is behind it, and has `least`."""
 
-    most: Cut
-    least: Cut
+    most: ConsistentRead
+    least: ConsistentRead
 
-    def close(self, cut: Cut) -> None:
+    def close(self, cut: ConsistentRead) -> None:
         if any(cut.get(table, 0) > number for table, number in self.most.items()):
             for table, number in self.least.items():
                 cut[table] = max(cut.get(table, 0), number)
@@ -264,15 +264,15 @@ class Cuts:
                 first[time] = min(first.get(time, inf), op.began)
         return list(accumulate((first.get(t, -inf) for t in self._versions.times[table]), max, initial=-inf))
 
-    def _last(self, cut: Cut) -> float:
+    def _last(self, cut: ConsistentRead) -> float:
         return max((self._versions.last(table, number) for table, number in cut.items()), default=-inf)
 
-    def _missing(self, cut: Cut) -> float:
+    def _missing(self, cut: ConsistentRead) -> float:
         """The time of the first version that it has not."""
         times = self._versions.times.items()
         return min((some[cut.get(t, 0)] for t, some in times if cut.get(t, 0) < len(some)), default=inf)
 
-    def closed(self, cut: Cut) -> Cut:
+    def closed(self, cut: ConsistentRead) -> ConsistentRead:
         """The least closed cut with all of this one."""
         found = dict(cut)
         while True:
@@ -284,7 +284,7 @@ class Cuts:
             if found == before:
                 return found
 
-    def begin(self, op: Op, known: Cut) -> Iterator[str]:
+    def begin(self, op: Op, known: ConsistentRead) -> Iterator[str]:
         """That much had ended when it began: it is behind that."""
         time = self._commits.time.get(op)
         if time is None:
@@ -294,13 +294,13 @@ class Cuts:
             yield f"its time {time} is before what had ended when it began, {most} {known}: {op}"
         insort(self._others, (self._last(known), Bound(most, known)), key=_first)
 
-    def of(self, op: Op, known: Cut) -> Cut | str:
+    def of(self, op: Op, known: ConsistentRead) -> ConsistentRead | str:
         """What is known once it has ended."""
         if op not in self._commits.time:
             return self._of_read(op, known)
         return self.closed(joined(known, self._bound(op).least))
 
-    def _of_read(self, op: Op, known: Cut) -> Cut | str:
+    def _of_read(self, op: Op, known: ConsistentRead) -> ConsistentRead | str:
         """The same of one that wrote nothing: it was between two commits, or within one."""
         fits = {table: self._fits(op, table, known.get(table, 0)) for table in op.tables}
         between = self._between(op, known, fits)
@@ -316,13 +316,13 @@ class Cuts:
             insort(self._others, (self._last(least), Bound(most, least)), key=_first)
         return least
 
-    def _within(self, op: Op, known: Cut) -> Iterator[Cut]:
+    def _within(self, op: Op, known: ConsistentRead) -> Iterator[ConsistentRead]:
         for time in self._commits.within(op) if op.kind in GROUPED else ():
             cut = {table: self._versions.until(table, time) for table in op.tables}
             if all(known.get(table, 0) <= number for table, number in cut.items()):
                 yield cut
 
-    def _between(self, op: Op, known: Cut, fits: Mapping[str, list[int]]) -> Cut | None:
+    def _between(self, op: Op, known: ConsistentRead, fits: Mapping[str, list[int]]) -> ConsistentRead | None:
         """The least closed cut whose contents it saw."""
         cut = dict(known)
         while True:
@@ -343,7 +343,7 @@ class Cuts:
         numbers = range(least, bisect_right(self._began.get(table, [-inf]), op.ended))
         return [n for n in numbers if self._versions.sees(part, self._versions.last(table, n), {})]
 
-    def began_later(self, cut: Cut, op: Op) -> str | None:
+    def began_later(self, cut: ConsistentRead, op: Op) -> str | None:
         """Whether that cut has what began after `op` had ended."""
         for table, number in cut.items():
             if self._began[table][number] > op.ended:

@@ -10,7 +10,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.frontier import successor
 from aiopersist.table.handle import opened
-from aiopersist.table.member import TableMember
+from aiopersist.table.participant import TableParticipant
 from aiopersist.table.transact import QUIET_AFTER
 from tests.conftest import StoreUrls
 from tests.support.shards import open_at
@@ -19,7 +19,7 @@ from tests.table.kit import gated, table, versions
 TASKS, EACH = 16, 4
 
 
-async def member(t: ap.Table[str, int]) -> TableMember:
+async def member(t: ap.Table[str, int]) -> TableParticipant:
     return (await opened(t)).member
 
 
@@ -316,7 +316,7 @@ async def test_views_of_different_moments_that_look_alike_are_no_cut() -> None:
 
             await other.transact(body)
 
-        async def caught_up(t: ap.Table[str, int]) -> TableMember:
+        async def caught_up(t: ap.Table[str, int]) -> TableParticipant:
             found = await member(t)
             await found.look()
             await found.catch_up()

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 import aiopersist as ap
-from aiopersist.table.kind import Kind
+from aiopersist.table.schema import TableSchema
 from tests.support.shards import refused
 from tests.table.kit import Item, changes_of, entries, least_sent, steps_until, versions
 
@@ -109,13 +109,13 @@ async def test_arrow_data_in_a_list_is_converted_on_a_thread(
     client: ap.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: few items may be much data."""
-    stock, threads, convert = client.table("stock", int, int), set[int](), Kind.columns_of
+    stock, threads, convert = client.table("stock", int, int), set[int](), TableSchema.columns_of
 
     def noted(*args: Any) -> Any:
         threads.add(threading.get_ident())
         return convert(*args)
 
-    monkeypatch.setattr(Kind, "columns_of", noted)
+    monkeypatch.setattr(TableSchema, "columns_of", noted)
     given = [{"key": [1, 2], "val": [3, 4]}, {"key": [1], "val": [5]}]
     await stock.put_many([*map(pyarrow.table, given)])
     assert await entries(stock) == [(1, 5), (2, 4)]

@@ -10,9 +10,9 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.storage.wrapper import WrappedConsensus
-from aiopersist.table.cut import Cut
+from aiopersist.table.consistent_read import ConsistentRead
 from aiopersist.table.handle import opened
-from aiopersist.table.member import TableMember
+from aiopersist.table.participant import TableParticipant
 from tests.table.kit import table
 
 
@@ -39,11 +39,11 @@ async def two() -> AsyncIterator[tuple[ap.Client, ap.Client, Disturbed]]:
         yield one, other, store
 
 
-async def member(client: ap.Client, name: str) -> TableMember:
+async def member(client: ap.Client, name: str) -> TableParticipant:
     return (await opened(table(client, name))).member
 
 
-async def caught_up(*members: TableMember) -> None:
+async def caught_up(*members: TableParticipant) -> None:
     for one in members:
         await one.look()
         await one.catch_up()
@@ -55,7 +55,7 @@ async def test_what_one_commit_of_another_client_leaves_is_one_moment(
     """No further look is needed: both tables are at the time of that commit."""
     one, other, _ = two
     a, b = await member(one, "a"), await member(one, "b")
-    cut = Cut(one._stack)
+    cut = ConsistentRead(one._stack)
 
     async def both(tx: ap.Transaction) -> None:
         tx.put(table(other, "a"), "k", 1)

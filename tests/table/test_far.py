@@ -1,6 +1,6 @@
 """Goal: a client that is far from the store comes through beside a process that is near and never pauses,
 with each kind of change, on each kind of real store. Its tries are counted, so the machine's pace decides
-nothing. The bounds are shown in virtual time by `tests/shard/test_courtesy.py` and
+nothing. The bounds are shown in virtual time by `tests/shard/test_fairness.py` and
 `tests/worlds/test_distances.py`."""
 
 import asyncio

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import aiopersist as ap
-from aiopersist.table.cut import Cut
+from aiopersist.table.consistent_read import ConsistentRead
 from aiopersist.table.frozen import FrozenTransaction
 from aiopersist.table.transaction import RunAgain
 from tests.table.kit import table
@@ -23,7 +23,7 @@ async def tx(client: ap.Client) -> FrozenTransaction:
     """A transaction on "a" as of a time after which all of its keys changed."""
     at = await table(client, "a").put_many({"k": 1, "l": 2})
     await table(client, "a").put_many({"k": 10, "l": 20, "m": 30})
-    return FrozenTransaction(client._tables, Cut(client._stack), ["a"], at)
+    return FrozenTransaction(client._tables, ConsistentRead(client._stack), ["a"], at)
 
 
 async def test_all_reads_are_as_of_its_time(client: ap.Client, tx: FrozenTransaction) -> None:

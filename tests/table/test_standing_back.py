@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.shard import courtesy
+from aiopersist.shard import fairness
 from aiopersist.shard.register import Register
 from aiopersist.table.handle import opened
 from aiopersist.table.transact import WISHES_AFTER
@@ -92,18 +92,18 @@ async def test_others_stand_back_once_until_a_wish_is_over(
     await place.consensus().wish([register.key], "gone", 0.5, 0.0)
     await theirs.put("a", 2)
     assert other._stack.consensus.stand_back_s(register.key, "other", 0.0) > 0
-    stand_back = courtesy.stand_back
+    yield_to_others = fairness.yield_to_others
 
     async def noted(registers: Iterable[Register]) -> bool:
         given = list(registers)
         reading = asyncio.ensure_future(theirs.get("a"))
-        if found := await stand_back(given):
+        if found := await yield_to_others(given):
             waited.extend(given)
             assert reading.done(), "gets go on"
         await reading
         return found
 
-    monkeypatch.setattr(courtesy, "stand_back", noted)
+    monkeypatch.setattr(fairness, "yield_to_others", noted)
     await apart.put("a", 2)
     assert waited == []
     await in_time(theirs.put("a", 3))
@@ -156,9 +156,9 @@ async def test_who_stands_back_at_one_shard_needs_no_longer_at_another(
     first, second = [(await opened(table)).shard.register for table in tables]
     stack, waits = first.stack, {first.key: 0.2}
     monkeypatch.setattr(stack.consensus, "stand_back_s", lambda key, who, waited_s: waits.get(key, 0.0))
-    await courtesy.lost({second: 0})
-    assert await courtesy.stand_back([first, second]) >= 0.2
-    await courtesy.lost({second: 1})
+    await fairness.lost({second: 0})
+    assert await fairness.yield_to_others([first, second]) >= 0.2
+    await fairness.lost({second: 1})
     assert 0 < second.losses.slot_s < 0.1
 
 
@@ -166,8 +166,8 @@ async def test_what_was_lost_long_ago_makes_no_slot_longer(quiet_mem: ap.Client)
     """Goal: a try that began after the last loss needs no longer than itself: ids of `once=` lie in many
     shards, each of which is seldom written."""
     shard = (await opened(quiet_mem.table("t", key=str, val=int))).shard
-    await courtesy.lost({shard.register: 0})
+    await fairness.lost({shard.register: 0})
     await asyncio.sleep(0.2)
-    courtesy.begin([shard.register])
-    await courtesy.lost({shard.register: 1})
+    fairness.begin([shard.register])
+    await fairness.lost({shard.register: 1})
     assert 0 < shard.register.losses.slot_s < 0.1

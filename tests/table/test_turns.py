@@ -17,12 +17,12 @@ from aiopersist.shard.stack import ON_THE_LOOP_BYTES, SLICE_BYTES
 from aiopersist.table import held
 from aiopersist.table.group import ANSWERS_AT_ONCE
 from aiopersist.table.handle import opened
-from aiopersist.table.held import SLICE_KEYS, Parted, Whole
-from aiopersist.table.kind import Kind
+from aiopersist.table.held import SLICE_KEYS, FullView, PartialView
 from aiopersist.table.lookup import look_up
 from aiopersist.table.operation import Overlay, Revise
 from aiopersist.table.pace import ConversionPace
 from aiopersist.table.plan import PendingOperation, Plan
+from aiopersist.table.schema import TableSchema
 from aiopersist.table.view import View
 from tests.conftest import StoreUrls
 from tests.table.kit import Item, in_time
@@ -79,9 +79,11 @@ async def texts(client: ap.Client, **given: Any) -> AsyncIterator[ap.Table[str, 
 async def test_calls_with_large_vals(quiet: ap.Client, turns: Turns) -> None:
     """Their conversion, their group and its commit, and what gets give."""
     async with texts(quiet) as t:
-        turns.count(Kind, "entry", lambda kind, key, val, most: len(val))
-        turns.count(Kind, "updates", lambda kind, new, old, time: sum(len(v or "") for v in new.values()))
-        turns.count(Kind, "vals", lambda kind, texts: sum(map(len, texts)))
+        turns.count(TableSchema, "entry", lambda kind, key, val, most: len(val))
+        turns.count(
+            TableSchema, "updates", lambda kind, new, old, time: sum(len(v or "") for v in new.values())
+        )
+        turns.count(TableSchema, "vals", lambda kind, texts: sum(map(len, texts)))
         turns.count(Plan, "_add", lambda plan, waiting, *rest: sum(map(len, waiting.action.entries.values())))
         await asyncio.gather(*(t.put(f"k{n}", str(n) * VAL) for n in range(10, CALLS)))
         found = await t.get_many([f"k{n}" for n in range(10, CALLS)])
@@ -102,7 +104,7 @@ async def test_a_put_of_many_entries(quiet: ap.Client, turns: Turns, resident: b
     """Their comparison with what is there, and what the view takes; also in a client that catches up."""
     count = 5 * SLICE_KEYS
     async with texts(quiet, resident=resident) as t, texts(quiet, resident=resident):
-        for kind in (Whole, Parted):
+        for kind in (FullView, PartialView):
             turns.count(kind, "val_of", lambda held, key: 1)
         turns.count(held, "_size", lambda key, val: 1)
         for val in "ab":

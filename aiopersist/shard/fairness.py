@@ -10,9 +10,9 @@ costs no request while nobody wishes anything.
    as long as a try of the loser takes, and a margin, after the slots of those that have waited for longer.
    A try is from one loss to the next, without what was waited for others, and not from before it began.
 2. Who hears of wishes *stands back* until their slots are over, before its next commit to the shard
-   (`stand_back`), and leaves a wish to be next. So all who have work go in turn, and lose no races: several
-   clients together commit about as much as one. A slot lasts `LEAST_S` at least, since each turn begins
-   with what the others have written.
+   (`yield_to_others`), and leaves a wish to be next. So all who have work go in turn, and lose no races:
+   several clients together commit about as much as one. A slot lasts `LEAST_S` at least, since each turn
+   begins with what the others have written.
 3. Who has won goes on until its slot is over; then it stands back as others do.
 4. Who is refused an append, since another one came first, has lost as well (`refused`): it reads, and plans
    the next append, which may take commits of other kinds, and these win. So that is counted by itself, until
@@ -111,7 +111,7 @@ async def _tell(registers: Collection[Register], for_s: float, waited_s: float) 
         await stack.consensus.wish([register.key for register in registers], stack.name, for_s, waited_s)
 
 
-async def stand_back(registers: Collection[Register]) -> float:
+async def yield_to_others(registers: Collection[Register]) -> float:
     """Let those commit first who wish it; for how long that took. No request while nobody wishes anything;
     else one for a place behind them."""
     wished = [register for register in registers if _ahead_s([register], 0.0)]

@@ -25,33 +25,33 @@ from aiopersist.shard.stack import Stack
 from aiopersist.state.command import micros
 from aiopersist.state.writing import CloseTo
 from aiopersist.table.group import LOOKS_AT_ONCE
-from aiopersist.table.member import TableMember
+from aiopersist.table.participant import TableParticipant
 
 CLOSES_AFTER = 3  # rounds of looks
 AHEAD_S = 0.01  # of now, so that it takes time until others change beyond it; doubles with each round
 AHEAD_MAX_S = 0.5
 
 
-class Cut:
+class ConsistentRead:
     """See the header. One per client."""
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._foreign: dict[TableMember, int] = {}
+        self._foreign: dict[TableParticipant, int] = {}
         """The views that show one moment, and how many commits of others each had taken."""
         self._turn = asyncio.Lock()
 
-    def holds(self, members: Collection[TableMember]) -> bool:
+    def holds(self, members: Collection[TableParticipant]) -> bool:
         """Whether these views show one moment."""
         return self._are_known(members) or _is_prefix(members)
 
-    def _are_known(self, members: Iterable[TableMember]) -> bool:
+    def _are_known(self, members: Iterable[TableParticipant]) -> bool:
         for member in members:  # noqa: SIM110  # each read asks, and a generator takes longer
             if self._foreign.get(member) != member.view.foreign:
                 return False
         return True
 
-    async def make(self, members: Collection[TableMember]) -> None:
+    async def make(self, members: Collection[TableParticipant]) -> None:
         """Bring these views to one moment. One request for each and round; a round more after each commit of
         others, and a commit where these do not pause."""
         if self._are_known(members):
@@ -72,7 +72,7 @@ class Cut:
                     await self._close(known, min(AHEAD_S * 2 ** (number - CLOSES_AFTER), AHEAD_MAX_S))
             self._foreign = {member: member.view.foreign for member in known}
 
-    async def _close(self, members: Collection[TableMember], ahead_s: float) -> None:
+    async def _close(self, members: Collection[TableParticipant], ahead_s: float) -> None:
         """Close the tables that are behind a change of another one."""
         changed = _last_change(members)
         now = micros(await self._stack.clock.now() + ahead_s)
@@ -83,7 +83,7 @@ class Cut:
                 await member.catch_up()
 
 
-def _last_change(members: Iterable[TableMember]) -> Antichain:
+def _last_change(members: Iterable[TableParticipant]) -> Antichain:
     """The frontier before which all changes in these views lie."""
     last = Antichain(0)
     for member in members:
@@ -91,7 +91,7 @@ def _last_change(members: Iterable[TableMember]) -> Antichain:
     return last
 
 
-def _is_prefix(members: Collection[TableMember]) -> bool:
+def _is_prefix(members: Collection[TableParticipant]) -> bool:
     """Whether the views show all commits up to some time, and none beyond."""
     last = _last_change(members)
     return all(last <= member.view.upper for member in members)

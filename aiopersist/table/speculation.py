@@ -12,7 +12,7 @@ No body may see what never could be so at one moment. Therefore
 - an operation whose own reads do not fit into the guess adds nothing to it;
 - the guess begins anew once a view that it rests on changes: by a commit of another process, or a large put;
 - it serves a transaction only if all views that it rests on show one moment with those that the transaction
-  reads (`cut.py`).
+  reads (`consistent_read.py`).
 
 Operations that read ranges add nothing: they are compared by the changes of views.
 """
@@ -21,34 +21,34 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from itertools import islice
 
-from aiopersist.table.member import Member, TableMember
 from aiopersist.table.operation import Overlay
+from aiopersist.table.participant import Participant, TableParticipant
 from aiopersist.table.plan import PendingOperation
 
 TABLES_MAX = 8  # that it rests on: each read compares them
 OPERATIONS_MAX = 512  # in it: bounds how long the loop is busy with it
 
 
-class Ahead:
+class Speculation:
     """See the header. One per client. `undecided` gives the operations that no plan has, in their order."""
 
     def __init__(self, undecided: Callable[[], Iterable[PendingOperation]]) -> None:
         self._undecided = undecided
         self.version = 0
         """Rises with every change of the guess."""
-        self._planned: Mapping[Member, Overlay] = {}
-        self._planned_on: dict[TableMember, int] = {}
-        self._overlays: dict[Member, Overlay] = {}
-        self._rests_on: dict[TableMember, int] = {}
+        self._planned: Mapping[Participant, Overlay] = {}
+        self._planned_on: dict[TableParticipant, int] = {}
+        self._overlays: dict[Participant, Overlay] = {}
+        self._rests_on: dict[TableParticipant, int] = {}
         """The tables, and the version of each view."""
         self._new: list[PendingOperation] = []
         """They came after the others, and are not in the guess yet."""
         self._room = OPERATIONS_MAX
         self._is_stale = False
 
-    def planned(self, overlays: Mapping[Member, Overlay]) -> None:
+    def planned(self, overlays: Mapping[Participant, Overlay]) -> None:
         """A plan with these changes, of the views as they are now, is being committed; or there is none."""
-        tables = [member for member in overlays if isinstance(member, TableMember)]
+        tables = [member for member in overlays if isinstance(member, TableParticipant)]
         self._planned = overlays if len(tables) <= TABLES_MAX else {}
         self._planned_on = {member: member.view.version for member in tables if self._planned}
         self._rests_on = dict(self._planned_on)
@@ -65,7 +65,7 @@ class Ahead:
         if not self._is_stale and self._room > len(self._new):
             self._new.append(waiting)
 
-    def refresh(self) -> Collection[TableMember]:
+    def refresh(self) -> Collection[TableParticipant]:
         """Bring the guess up to date, and return the tables that it rests on."""
         for member, version in self._rests_on.items():
             if member.view.version != version:
@@ -82,7 +82,7 @@ class Ahead:
             self.version += 1
         return self._rests_on.keys()
 
-    def val_of(self, member: TableMember, key: str) -> str | None:
+    def val_of(self, member: TableParticipant, key: str) -> str | None:
         """The value of a key that is known in the view, after `refresh`."""
         overlay = self._overlays.get(member) or self._planned.get(member)
         return member.view.val_of(key) if overlay is None else overlay.val_of(key)
@@ -96,7 +96,7 @@ class Ahead:
 
     def _add(self, waiting: PendingOperation) -> None:
         """Let it run, and add what it writes."""
-        members = [member for member in waiting.members if isinstance(member, TableMember)]
+        members = [member for member in waiting.members if isinstance(member, TableParticipant)]
         if waiting.reruns or waiting.answer.done() or len(self._rests_on.keys() | members) > TABLES_MAX:
             return
         if any(member.unknown(keys) for member, keys in zip(waiting.members, waiting.keys, strict=True)):
@@ -108,13 +108,13 @@ class Ahead:
             for member in members:
                 self._rests_on.setdefault(member, member.view.version)
 
-    def _of(self, member: Member) -> Overlay:
+    def _of(self, member: Participant) -> Overlay:
         if member not in self._overlays:
             under = self._planned.get(member)
             self._overlays[member] = Overlay(partial(_val_now, member) if under is None else under.val_of)
         return self._overlays[member]
 
 
-def _val_now(member: Member, key: str) -> str | None:
+def _val_now(member: Participant, key: str) -> str | None:
     """The value of a key, whatever the view holds by now."""
     return member.val_of(key)

@@ -16,7 +16,7 @@ from aiopersist.supervisor import Supervisor
 F = TypeVar("F")
 
 
-class Vigil(Generic[F]):
+class Polling(Generic[F]):
     """See the header. One per client. `look` brings the states of shards up to date."""
 
     def __init__(

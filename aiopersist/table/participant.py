@@ -36,7 +36,7 @@ class Made(Struct, eq=False):
     """About its bytes."""
 
 
-class Member:
+class Participant:
     """One shard, as the group commit sees it."""
 
     def __init__(self, shard: Shard) -> None:
@@ -108,11 +108,11 @@ class Member:
         return nullcontext()
 
 
-class RecordMember(Member):
+class RecordParticipant(Participant):
     """An internal shard that remembers ids of transactions. It has no data, and its upper stays."""
 
 
-class WrittenMember(Member):
+class WrittenParticipant(Participant):
     """A shard that is appended to."""
 
     def __init__(self, writer: Session) -> None:
@@ -124,7 +124,7 @@ class WrittenMember(Member):
         """The updates of a commit at `time`, if there are any."""
 
 
-class TableMember(WrittenMember):
+class TableParticipant(WrittenParticipant):
     """A table."""
 
     def __init__(self, view: View, writer: Session) -> None:
@@ -181,13 +181,13 @@ class TableMember(WrittenMember):
         return self.view.committed(lower, upper, changes)
 
 
-class PlainMember(WrittenMember):
+class ShardParticipant(WrittenParticipant):
     """A shard without keys: rows are appended to it, of an older schema, too. Two are equal if their shard is
     the same, and the schema of their rows: it has one version in a commit, whichever of its writers is
     used."""
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, PlainMember) or self.shard is not other.shard:
+        if not isinstance(other, ShardParticipant) or self.shard is not other.shard:
             return False
         return self.writer.context.schema_id == other.writer.context.schema_id
 
@@ -198,7 +198,7 @@ class PlainMember(WrittenMember):
         return at_time(concat(made.rows, self.writer.schema), time, self.writer.schema)
 
 
-def check_distinct(members: Collection[Member]) -> None:
+def check_distinct(members: Collection[Participant]) -> None:
     """`InvalidUsage` if two views of one table take part: it has one version in a commit."""
     seen: set[Shard] = set()
     for member in members:

@@ -35,7 +35,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Kind(Generic[K, V]):
+class TableSchema(Generic[K, V]):
     """See the header."""
 
     def __init__(self, name: str, key: Any, val: Any) -> None:
@@ -233,7 +233,7 @@ class Kind(Generic[K, V]):
         return pa.Table.from_arrays(columns, schema=schema)
 
     def __repr__(self) -> str:
-        return f"<Kind of table {self.name!r}: {self.schema!r}>"
+        return f"<TableSchema of table {self.name!r}: {self.schema!r}>"
 
 
 def _is_hashable(field: Field) -> bool:
