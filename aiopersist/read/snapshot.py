@@ -20,7 +20,7 @@ from aiopersist.data.part.layout import writable
 from aiopersist.data.part.stats import ColumnStats
 from aiopersist.data.part.wanted import WantedKeys
 from aiopersist.data.updates.assemble import at_time, concat
-from aiopersist.data.updates.merge import follow
+from aiopersist.data.updates.merge import are_sums
 from aiopersist.data.updates.slices import grow_old, slices
 from aiopersist.data.updates.updates import Updates, polars_frame
 from aiopersist.errors import LeaseExpired, SinceViolation, Unsupported
@@ -224,7 +224,7 @@ class Snapshot(PinnedRead, Generic[K, V]):
 
     def _summed(self, tables: "list[pa.Table]", query: Query, parts: Sequence[Named]) -> "pa.Table":
         is_whole = query.paths is None and query.sums
-        if is_whole and are_contents(parts, self._fetch.schema_id) and follow(tables):
+        if is_whole and are_contents(parts, self._fetch.schema_id) and are_sums(tables):
             return concat(tables, self._fetch.schema).select(["key", "val", "diff"])
         return query.summed([query.projected(concat(tables, self._fetch.schema))])
 

@@ -92,3 +92,12 @@ async def test_several_runs_of_one_append() -> None:
         async with client.writer("t", SCHEMA) as w:
             await w.compare_and_append(((key, 1, 0, 1) for key in keys), 0, 1)
         assert await contents(client) == ([(key, 1, 1) for key in sorted(keys)], False)
+
+
+async def test_a_sum_that_64_bits_do_not_hold(client: ap.Client) -> None:
+    """It lies in several rows: that is told, not read as it lies."""
+    most = 2**63 - 1
+    async with client.writer("t", SCHEMA) as w:
+        await w.compare_and_append([("a", 1, 0, most), ("a", 1, 0, most), ("b", 1, 0, 1)], 0, 1)
+    with pytest.raises(ap.DiffOverflow):
+        await contents(client)

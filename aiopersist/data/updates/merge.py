@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from aiopersist.data.lazy import pa
+from aiopersist.data.lazy import pa, pc
 from aiopersist.data.plain import empty_table
 from aiopersist.data.types.schema import Schema
-from aiopersist.data.updates.consolidate import contents, sort_and_consolidate
+from aiopersist.data.updates.consolidate import DIFF_MAX, DIFF_MIN, contents, sort_and_consolidate
 from aiopersist.data.updates.order import row_key
 
 
@@ -108,10 +108,13 @@ def _is_low(run: _Run) -> bool:
     return rows * 2 <= run.slab_rows
 
 
-def follow(tables: Sequence[pa.Table], order: tuple[str, ...] = ("key", "val")) -> bool:
-    """Whether each of the sorted tables lies beyond the one before."""
-    there = [table for table in tables if table.num_rows]
-    return all(row_key(a, -1, order) < row_key(b, 0, order) for a, b in pairwise(there))
+def are_sums(tables: Sequence[pa.Table]) -> bool:
+    """Whether each of the sorted tables lies beyond the one before, and no diff is one of several rows of a
+    sum that 64 bits do not hold."""
+    there, order = [table for table in tables if table.num_rows], ("key", "val")
+    return all(row_key(a, -1, order) < row_key(b, 0, order) for a, b in pairwise(there)) and not any(
+        {DIFF_MIN, DIFF_MAX} & {*pc.min_max(table.column("diff")).as_py().values()} for table in there
+    )
 
 
 def rows_of_last_key(table: pa.Table | pa.RecordBatch) -> int:
