@@ -3,7 +3,8 @@
 A command is imported when it is called, or when its help is shown.
 """
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from importlib.metadata import version as version_of
 from inspect import iscoroutinefunction
@@ -46,31 +47,22 @@ MODULES = {
 """The commands in the order of the help, and their modules."""
 
 
-class _Commands(MutableMapping[str, Any]):
+class _Commands(Mapping[str, Any]):
     """The commands by name, each made when it is looked up."""
 
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = dict.fromkeys(MODULES)
-
     def __getitem__(self, name: str) -> Any:
-        if self._made[name] is None:
-            self._made[name] = _made(getattr(import_module(f"aiopersist.cli.{MODULES[name]}"), name))
-        return self._made[name]
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._made[name]
+        return _made(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
+        return iter(MODULES)
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(MODULES)
 
 
-def _made(work: Any) -> Any:
+@cache
+def _made(name: str) -> Any:
+    work = getattr(import_module(f"aiopersist.cli.{MODULES[name]}"), name)
     from aiopersist.cli.command import register  # imports a client
 
     one = typer.Typer(add_completion=False)

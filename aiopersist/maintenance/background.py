@@ -18,18 +18,16 @@ from aiopersist.failures import Backoff
 from aiopersist.gc.collect import can_collect
 from aiopersist.maintenance.due import (
     Weights,
-    all_inputs,
     commits_between,
     due,
-    inputs_wanted,
     rollup_is_late,
     rollup_is_near,
 )
 from aiopersist.maintenance.shard import LOOK, SINCE, ShardMaintenance
 from aiopersist.resource import run_bounded
-from aiopersist.settings import Settings
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
+from aiopersist.state.compaction import ANY
 from aiopersist.state.model import COLLECTION, State
 from aiopersist.state.retention import MARKS_PER_KEEP
 
@@ -166,11 +164,11 @@ class ShardTasks:
         if owes.since:
             self._move_since()
         if owes.little:
-            self._compact(inputs_wanted, large=False)
+            self._compact(settings.compaction_inputs_min, large=False)
         if owes.collection and not self._will_collect(state):
             self._begin_collecting()
         if owes.large:
-            self._compact(inputs_wanted, large=True)
+            self._compact(settings.compaction_inputs_min, large=True)
 
     def ignore(self, state: State) -> None:
         """Begin nothing: the background is off."""
@@ -234,7 +232,7 @@ class ShardTasks:
             return
         if await self.maintenance.has_work():
             for large in (False, True):  # side by side: small ones must not wait for large ones
-                self._compact(all_inputs, large=large, claims_all=True)
+                self._compact(ANY, large=large, claims_all=True)
         elif self.maintenance.owes_collection:
             self._begin_collecting()
 
@@ -255,14 +253,12 @@ class ShardTasks:
         if SINCE not in self.maintenance.backoffs:
             self._begin("move since of", partial(self.maintenance.move_since, exact=False))
 
-    def _compact(
-        self, wanted: Callable[[State, Settings], float], *, large: bool, claims_all: bool = False
-    ) -> None:
+    def _compact(self, inputs_min: float, *, large: bool, claims_all: bool = False) -> None:
         """Begin the large compactions, or the small ones."""
         if self._forced:
             return
         what, limit = COMPACTIONS[large], self._limits.large if large else self._limits.small
-        work = partial(self.maintenance.compact, wanted, large=large, claims_all=claims_all)
+        work = partial(self.maintenance.compact, inputs_min, large=large, claims_all=claims_all)
         self._begin(what, partial(self._compact_then_collect, limit, work))
 
     async def _compact_then_collect(

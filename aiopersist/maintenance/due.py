@@ -8,7 +8,7 @@ from aiopersist.gc.rollup import due as rollup_is_due
 from aiopersist.gc.rollup import versions_behind
 from aiopersist.parts.rewrite import whole_bytes
 from aiopersist.settings import Settings
-from aiopersist.state.compaction import ANY, is_worth, run_count, weight
+from aiopersist.state.compaction import is_worth, run_count, weight
 from aiopersist.state.model import HollowBatch, Retention, SpineBatch, State
 from aiopersist.state.record import goodbytes_at_most
 from aiopersist.state.retention import SLACK_SHARE
@@ -108,16 +108,6 @@ def due(state: State, settings: Settings, weights: Weights) -> Due:
         large=True in large,
         little=False in large,
     )
-
-
-def inputs_wanted(state: State, settings: Settings) -> float:
-    """The `weight` of batches that is worth a compaction: much, since each is written again."""
-    return settings.compaction_inputs_min
-
-
-def all_inputs(state: State, settings: Settings) -> float:
-    """An idle shard is compacted as far as its spine asks."""
-    return ANY
 
 
 def has_long_tail(state: State, settings: Settings) -> bool:

@@ -5,21 +5,20 @@ All steps work under one *registration* of a writer (`registration.py`), since e
 names a writer.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 from aiopersist.compact.local import compact, compact_all
 from aiopersist.gc.collect import Collected, can_collect, collect
 from aiopersist.gc.rollup import write_rollup
 from aiopersist.maintenance.backoff import Backoffs
-from aiopersist.maintenance.due import all_inputs, has_long_tail
+from aiopersist.maintenance.due import has_long_tail
 from aiopersist.maintenance.registration import SharedRegistration
 from aiopersist.parts.rewrite import whole_bytes
-from aiopersist.settings import MIB, Settings
+from aiopersist.settings import MIB
 from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration
 from aiopersist.shard.shard import Shard
-from aiopersist.state.compaction import ClaimCollection, ReleaseClaim, Spec, plan
+from aiopersist.state.compaction import ANY, ClaimCollection, ReleaseClaim, Spec, plan
 from aiopersist.state.lifecycle import ExpireOverdue
 from aiopersist.state.model import COLLECTION, State
 from aiopersist.state.retention import ApplyRetention
@@ -55,17 +54,17 @@ class ShardMaintenance:
 
     async def compact(
         self,
-        wanted: Callable[[State, Settings], float] = all_inputs,
+        inputs_min: float = ANY,
         *,
         large: bool | None = None,
         claims_all: bool = False,
     ) -> int:
-        """Do the compactions that the spine asks for, until no spec has as many inputs as are `wanted`; says
+        """Do the compactions that the spine asks for, until no spec has `inputs_min` inputs by weight; says
         how many compactions were applied. `large`: only those that take the memory of a compaction (`True`),
         or only the others (`False`). `claims_all`: take a claim also for work that costs less than a claim. A
         compaction that failed backs off."""
         done = 0
-        while (spec := await self._next(wanted, large)) is not None:
+        while (spec := await self._next(inputs_min, large)) is not None:
             job = partial(compact, self.shard, spec, claims_all=claims_all)
             with self.backoffs.trying(spec.first) as trial:
                 trial.done = await self.registration.under(job)
@@ -74,18 +73,16 @@ class ShardMaintenance:
                 done += 1
         return done
 
-    async def _next(self, wanted: Callable[[State, Settings], float], large: bool | None) -> Spec | None:
+    async def _next(self, inputs_min: float, large: bool | None) -> Spec | None:
         now = await self._stack.consensus.now()
         if PLAN in self.backoffs:
             return None
         with self.backoffs.trying(PLAN) as trial:
-            spec = self._planned(wanted, large, now)
+            spec = self._planned(inputs_min, large, now)
             trial.done = True
         return spec
 
-    def _planned(
-        self, wanted: Callable[[State, Settings], float], large: bool | None, now: float
-    ) -> Spec | None:
+    def _planned(self, inputs_min: float, large: bool | None, now: float) -> Spec | None:
         state, settings = self.shard.state, self._stack.settings
         self.backoffs.forget(lambda key: key in JOBS or key in state.batches)
 
@@ -93,11 +90,11 @@ class ShardMaintenance:
             is_large = spec.goodbytes > whole_bytes(settings)
             return large in (None, is_large) and spec.first not in self.backoffs
 
-        return plan(state, wanted(state, settings), now, suits)
+        return plan(state, inputs_min, now, suits)
 
     async def has_work(self) -> bool:
         """Whether the spine asks for a compaction that does not back off."""
-        return await self._next(all_inputs, None) is not None
+        return await self._next(ANY, None) is not None
 
     @property
     def owes_collection(self) -> bool:

@@ -10,7 +10,7 @@ from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.assemble import at_time, column_of, concat, numbers
 from aiopersist.data.updates.consolidate import sort_and_consolidate
 from aiopersist.data.updates.many import by_values
-from aiopersist.data.updates.merge import rows_below
+from aiopersist.data.updates.merge import rows_below, rows_of_last_key
 from aiopersist.data.updates.order import row_key
 
 KEY = ("key",)
@@ -44,7 +44,7 @@ class Replacing:
             self._settled, self._waiting = self._waiting, self._waiting.slice(0, 0)
         elif entries.num_rows:
             whole = pa.concat_tables([self._waiting, entries])
-            rows = rows_below(whole, row_key(whole, -1, KEY), KEY)
+            rows = whole.num_rows - rows_of_last_key(whole)
             self._settled, self._waiting = _last_only(whole.slice(0, rows)), _last_only(whole.slice(rows))
         else:
             self._settled = entries

@@ -7,7 +7,7 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.frontier import Antichain
-from aiopersist.maintenance.due import Weights, due, inputs_wanted
+from aiopersist.maintenance.due import Weights, due
 from aiopersist.state.compaction import INLINE_WEIGHTS, plan
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart
@@ -53,7 +53,7 @@ def test_batches_in_the_state_count_for_less() -> None:
     share = int(1 / INLINE_WEIGHTS[0])
     assert few < many <= share * 4 * few
     for state, inputs in ((in_blobs, 4), (in_the_state, share * 4)):
-        spec = plan(state, inputs_wanted(state, SETTINGS), 0.0)
+        spec = plan(state, SETTINGS.compaction_inputs_min, 0.0)
         assert spec is not None
         assert len(spec.inputs) >= inputs
 
