@@ -77,7 +77,7 @@ def _aiopersist_runtime(request: pytest.FixtureRequest) -> Any:
     """The clock of the test, if it has one."""
     if "aiopersist_clock" in request.fixturenames:
         return request.getfixturevalue("aiopersist_clock")
-    from aiopersist.runtime import SYSTEM
+    from aiopersist.base.runtime import SYSTEM
 
     return SYSTEM
 

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aiopersist import stash
-    from aiopersist.client import Client
-    from aiopersist.compact.shared_compaction import SharedCompaction
-    from aiopersist.data.part.stats import ColumnStats
-    from aiopersist.data.types.schema import Codec, Schema
-    from aiopersist.data.updates.updates import Update, Updates
-    from aiopersist.erase.erasure import Erasure
-    from aiopersist.erase.search import Remnant
-    from aiopersist.errors import (
+    from aiopersist.base.errors import (
         AlreadyAppended,
         BatchExpired,
         CodecMismatch,
@@ -47,7 +40,17 @@ if TYPE_CHECKING:
         UpperMismatch,
         UsageKind,
     )
-    from aiopersist.frontier import Antichain, Description, advance
+    from aiopersist.base.frontier import Antichain, Description, advance
+    from aiopersist.base.progress import Track, WorkDone, track
+    from aiopersist.base.settings import Settings, UntrimmableColumns
+    from aiopersist.client.client import Client
+    from aiopersist.client.open import open  # noqa: A004  # `ap.open`
+    from aiopersist.compact.shared_compaction import SharedCompaction
+    from aiopersist.data.part.stats import ColumnStats
+    from aiopersist.data.types.schema import Codec, Schema
+    from aiopersist.data.updates.updates import Update, Updates
+    from aiopersist.erase.erasure import Erasure
+    from aiopersist.erase.search import Remnant
     from aiopersist.gc.collect import Collected
     from aiopersist.gc.sweep import Sweep, Usage
     from aiopersist.maintenance.fsck import FsckReport
@@ -56,15 +59,12 @@ if TYPE_CHECKING:
     from aiopersist.maintenance.overview import ShardSummary
     from aiopersist.maintenance.rounds import MaintenanceRound
     from aiopersist.measure.view import MetricsView
-    from aiopersist.opening import open  # noqa: A004  # `ap.open`
-    from aiopersist.progress import Track, WorkDone, track
     from aiopersist.read.handle import ReadHandle
     from aiopersist.read.leased import LeasedPart
     from aiopersist.read.listen import Listen, Progress, Step
     from aiopersist.read.shared_read import SharedRead
     from aiopersist.read.since import SinceHandle
     from aiopersist.read.snapshot import Snapshot, SnapshotStats
-    from aiopersist.settings import Settings, UntrimmableColumns
     from aiopersist.shard.catalog import ShardId
     from aiopersist.state.keys import BlobKey
     from aiopersist.storage.blob import Blob
@@ -193,7 +193,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Client": "aiopersist.client",
+    "Client": "aiopersist.client.client",
     "SharedCompaction": "aiopersist.compact.shared_compaction",
     "ColumnStats": "aiopersist.data.part.stats",
     "Codec": "aiopersist.data.types.schema",
@@ -202,35 +202,35 @@ _MODULES = {
     "Updates": "aiopersist.data.updates.updates",
     "Erasure": "aiopersist.erase.erasure",
     "Remnant": "aiopersist.erase.search",
-    "AlreadyAppended": "aiopersist.errors",
-    "BatchExpired": "aiopersist.errors",
-    "CodecMismatch": "aiopersist.errors",
-    "Conflict": "aiopersist.errors",
-    "Corruption": "aiopersist.errors",
-    "DiffOverflow": "aiopersist.errors",
-    "Error": "aiopersist.errors",
-    "IncompatibleSchema": "aiopersist.errors",
-    "Indeterminate": "aiopersist.errors",
-    "InvalidLocation": "aiopersist.errors",
-    "InvalidUpdate": "aiopersist.errors",
-    "InvalidUsage": "aiopersist.errors",
-    "KeyExists": "aiopersist.errors",
-    "LeaseExpired": "aiopersist.errors",
-    "MissingPart": "aiopersist.errors",
-    "NotReadable": "aiopersist.errors",
-    "OpaqueMismatch": "aiopersist.errors",
-    "SchemaMismatch": "aiopersist.errors",
-    "ShardFinalized": "aiopersist.errors",
-    "SinceViolation": "aiopersist.errors",
-    "StorageUnavailable": "aiopersist.errors",
-    "SubscriptionExpired": "aiopersist.errors",
-    "UnknownShard": "aiopersist.errors",
-    "Unsupported": "aiopersist.errors",
-    "UpperMismatch": "aiopersist.errors",
-    "UsageKind": "aiopersist.errors",
-    "Antichain": "aiopersist.frontier",
-    "Description": "aiopersist.frontier",
-    "advance": "aiopersist.frontier",
+    "AlreadyAppended": "aiopersist.base.errors",
+    "BatchExpired": "aiopersist.base.errors",
+    "CodecMismatch": "aiopersist.base.errors",
+    "Conflict": "aiopersist.base.errors",
+    "Corruption": "aiopersist.base.errors",
+    "DiffOverflow": "aiopersist.base.errors",
+    "Error": "aiopersist.base.errors",
+    "IncompatibleSchema": "aiopersist.base.errors",
+    "Indeterminate": "aiopersist.base.errors",
+    "InvalidLocation": "aiopersist.base.errors",
+    "InvalidUpdate": "aiopersist.base.errors",
+    "InvalidUsage": "aiopersist.base.errors",
+    "KeyExists": "aiopersist.base.errors",
+    "LeaseExpired": "aiopersist.base.errors",
+    "MissingPart": "aiopersist.base.errors",
+    "NotReadable": "aiopersist.base.errors",
+    "OpaqueMismatch": "aiopersist.base.errors",
+    "SchemaMismatch": "aiopersist.base.errors",
+    "ShardFinalized": "aiopersist.base.errors",
+    "SinceViolation": "aiopersist.base.errors",
+    "StorageUnavailable": "aiopersist.base.errors",
+    "SubscriptionExpired": "aiopersist.base.errors",
+    "UnknownShard": "aiopersist.base.errors",
+    "Unsupported": "aiopersist.base.errors",
+    "UpperMismatch": "aiopersist.base.errors",
+    "UsageKind": "aiopersist.base.errors",
+    "Antichain": "aiopersist.base.frontier",
+    "Description": "aiopersist.base.frontier",
+    "advance": "aiopersist.base.frontier",
     "Collected": "aiopersist.gc.collect",
     "Sweep": "aiopersist.gc.sweep",
     "Usage": "aiopersist.gc.sweep",
@@ -240,10 +240,10 @@ _MODULES = {
     "ShardSummary": "aiopersist.maintenance.overview",
     "MaintenanceRound": "aiopersist.maintenance.rounds",
     "MetricsView": "aiopersist.measure.view",
-    "open": "aiopersist.opening",
-    "Track": "aiopersist.progress",
-    "WorkDone": "aiopersist.progress",
-    "track": "aiopersist.progress",
+    "open": "aiopersist.client.open",
+    "Track": "aiopersist.base.progress",
+    "WorkDone": "aiopersist.base.progress",
+    "track": "aiopersist.base.progress",
     "ReadHandle": "aiopersist.read.handle",
     "LeasedPart": "aiopersist.read.leased",
     "Listen": "aiopersist.read.listen",
@@ -253,8 +253,8 @@ _MODULES = {
     "SinceHandle": "aiopersist.read.since",
     "Snapshot": "aiopersist.read.snapshot",
     "SnapshotStats": "aiopersist.read.snapshot",
-    "Settings": "aiopersist.settings",
-    "UntrimmableColumns": "aiopersist.settings",
+    "Settings": "aiopersist.base.settings",
+    "UntrimmableColumns": "aiopersist.base.settings",
     "ShardId": "aiopersist.shard.catalog",
     "stash": "aiopersist.stash",
     "BlobKey": "aiopersist.state.keys",

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
+from aiopersist.base.frontier import Antichain, Description
 from aiopersist.data.part.inline import decode_inline, encode_inline
 from aiopersist.data.part.part import decode_part, encode_part
 from aiopersist.data.updates.consolidate import sort_and_consolidate
-from aiopersist.frontier import Antichain, Description
 from benches import byhand
 
 SCHEMA = ap.Schema(key=bytes, val=bytes)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiopersist.base.frontier import Antichain
 from aiopersist.compact.local import bounded
-from aiopersist.frontier import Antichain
 from aiopersist.state.compaction import Spec, run_count
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import HollowPart

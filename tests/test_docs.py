@@ -8,7 +8,7 @@ import pytest
 
 from tests.examples import ROOT, needs_spark, pages, program
 
-pytest.importorskip("aiopersist.client")
+pytest.importorskip("aiopersist.client.client")
 
 
 @pytest.fixture

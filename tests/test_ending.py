@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from aiopersist.ending import told
+from aiopersist.base.ending import told
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])

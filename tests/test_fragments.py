@@ -7,7 +7,7 @@ import pytest
 
 from tests.fragments import changed_since, problems
 
-LIBRARY = "aiopersist/client.py"
+LIBRARY = "aiopersist/client/client.py"
 FRAGMENT = "changes/+faster-opening.changed.md"
 
 

@@ -63,8 +63,8 @@ LATER = {
     "difflib",
 }
 STORES = {f"aiopersist.storage.{name}" for name in ("files", "postgres", "s3", "sqlite")}
-OWN_MODULES_MAX = 122
-READING_MODULES_MAX = 138
+OWN_MODULES_MAX = 124
+READING_MODULES_MAX = 140
 
 ALONE = """
 import json, sys

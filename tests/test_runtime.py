@@ -3,11 +3,11 @@
 import subprocess
 import sys
 
-from aiopersist.runtime import SYSTEM, TOKENS_AT_ONCE
+from aiopersist.base.runtime import SYSTEM, TOKENS_AT_ONCE
 
 FORKS = """
 import os
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.runtime import SYSTEM
 SYSTEM.token()
 read, write = os.pipe()
 if os.fork() == 0:

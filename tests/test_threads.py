@@ -6,7 +6,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from aiopersist.threads import Threads
+from aiopersist.base.threads import Threads
 
 NAME: ContextVar[str] = ContextVar("NAME")
 
@@ -86,7 +86,7 @@ def test_a_loop_in_another_thread_outlives_the_executors() -> None:
 
     program = """
 import asyncio, threading, time
-from aiopersist.threads import Threads
+from aiopersist.base.threads import Threads
 
 async def main():
     threads = Threads(1, "t")

@@ -3,9 +3,9 @@
 from contextlib import aclosing
 from typing import Any
 
+from aiopersist.base.errors import SinceViolation
+from aiopersist.base.frontier import TIME_MAX, Antichain, Time, last_before
 from aiopersist.data.lazy import pa
-from aiopersist.errors import SinceViolation
-from aiopersist.frontier import TIME_MAX, Antichain, Time, last_before
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Items
 from aiopersist.shard.stack import Stack

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from aiopersist.backup.plan import CopyStep, int_of, plan_copy
 from aiopersist.backup.reading import PinnedState, pinned
 from aiopersist.backup.target import CopyAppend, check_copy, move_since, writing
+from aiopersist.base.errors import OpaqueMismatch, Unsupported, UpperMismatch
+from aiopersist.base.frontier import Antichain
+from aiopersist.base.progress import Progressing
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.plain import int64_scalar
-from aiopersist.errors import OpaqueMismatch, Unsupported, UpperMismatch
-from aiopersist.frontier import Antichain
 from aiopersist.parts.fetch import Selection
-from aiopersist.progress import Progressing
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards
 from aiopersist.state.copying import CopyMark, mark_of

@@ -19,9 +19,9 @@ from aiopersist.backup.compare import compare, times_between
 from aiopersist.backup.copier import Copier
 from aiopersist.backup.reading import PinnedState, pinned
 from aiopersist.backup.target import detach, open_copy
-from aiopersist.errors import InvalidUsage, Unsupported, UsageKind
-from aiopersist.frontier import Antichain, Time
-from aiopersist.progress import progress
+from aiopersist.base.errors import InvalidUsage, Unsupported, UsageKind
+from aiopersist.base.frontier import Antichain, Time
+from aiopersist.base.progress import progress
 from aiopersist.shard.catalog import IndexedId, ShardId, resolve_any
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards

@@ -18,7 +18,7 @@ Each append ends where the copy is readable behind it: a copier that is killed l
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from aiopersist.frontier import Antichain, Time
+from aiopersist.base.frontier import Antichain, Time
 from aiopersist.state.model import HollowBatch, State
 
 

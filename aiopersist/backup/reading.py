@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from aiopersist.base.errors import SinceViolation
+from aiopersist.base.supervisor import RELEASE_DEADLINE_S
 from aiopersist.data.lazy import pa
-from aiopersist.errors import SinceViolation
 from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.parts.runs import merged, plan_runs
 from aiopersist.read.session import ReadSession
@@ -15,7 +16,6 @@ from aiopersist.shard.hold import HistoryPin
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards
 from aiopersist.state.model import HollowBatch, State
-from aiopersist.supervisor import RELEASE_DEADLINE_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec.structs import asdict
 
+from aiopersist.base.errors import InvalidUsage, OpaqueMismatch, UsageKind
+from aiopersist.base.frontier import Antichain, minimum
 from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import InvalidUsage, OpaqueMismatch, UsageKind
-from aiopersist.frontier import Antichain, minimum
 from aiopersist.parts.upload import Upload
 from aiopersist.shard.catalog import ShardId, find
 from aiopersist.shard.commit import commit

@@ -19,7 +19,7 @@ def main() -> None:
     except ModuleNotFoundError as e:
         if e.name not in ("typer", "rich"):
             raise
-        from aiopersist.errors import to_install
+        from aiopersist.base.errors import to_install
 
         sys.stderr.write(f"{e.name} is not installed: {to_install('cli')}\n")
         raise SystemExit(2) from None

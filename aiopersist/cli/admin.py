@@ -15,7 +15,7 @@ from aiopersist.cli.progress import drawn
 from aiopersist.cli.show import keeper_text, subscription_cells, subscription_table
 from aiopersist.cli.shown import counted, plain_table, safe, shown_age, shown_bytes
 from aiopersist.cli.when import duration_of
-from aiopersist.client import Client
+from aiopersist.client.client import Client
 from aiopersist.maintenance.holds import held_back
 from aiopersist.maintenance.inspect import Keeper, keeper
 

@@ -13,13 +13,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack, aclosing, suppress
 from typing import Any
 
+from aiopersist.base.errors import InvalidUsage, SinceViolation, UpperMismatch, UsageKind
+from aiopersist.base.frontier import Antichain
+from aiopersist.base.progress import progress
 from aiopersist.cli.command import Problems
-from aiopersist.client import Client
+from aiopersist.client.client import Client
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import InvalidUsage, SinceViolation, UpperMismatch, UsageKind
-from aiopersist.frontier import Antichain
-from aiopersist.progress import progress
 from aiopersist.read.snapshot import some_batches
 from aiopersist.state.writing import last_complete
 from aiopersist.write.batch import Batch, discard_all

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from aiopersist.base.errors import InvalidUsage
 from aiopersist.cli.command import CannotBegin, Invocation
 from aiopersist.cli.formats import BINARY, Format, as_json, cell, sink_of
 from aiopersist.cli.names import ShardName
@@ -19,7 +20,6 @@ from aiopersist.cli.when import as_of_option, complete_times, known_time
 from aiopersist.data.part.select import project, resolve_columns
 from aiopersist.data.part.where_text import parse_where
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import InvalidUsage
 
 ROWS_SHOWN = 100  # of a table for people, unless they say how many
 CELL_WIDTH = 60  # characters of a cell for people

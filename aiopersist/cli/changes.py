@@ -25,7 +25,7 @@ from aiopersist.cli.shown import shown_time
 from aiopersist.cli.tables import key_type
 from aiopersist.cli.terminal import output
 from aiopersist.cli.when import complete_times, known_time, time_of
-from aiopersist.client import Client
+from aiopersist.client.client import Client
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.updates import Updates
 from aiopersist.read.snapshot import some_batches

@@ -27,6 +27,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from aiopersist.base.errors import Corruption, Error, InvalidLocation, StorageUnavailable, UnknownShard
 from aiopersist.cli.consoles import messages, results
 from aiopersist.cli.location import LocationOptions
 from aiopersist.cli.terminal import (
@@ -39,10 +40,9 @@ from aiopersist.cli.terminal import (
     output,
     stop,
 )
-from aiopersist.client import Client
-from aiopersist.errors import Corruption, Error, InvalidLocation, StorageUnavailable, UnknownShard
-from aiopersist.opening import open as open_client
-from aiopersist.opening import open_to_list
+from aiopersist.client.client import Client
+from aiopersist.client.open import open as open_client
+from aiopersist.client.open import open_to_list
 
 NAMES_TOLD = 8
 PATHS = {"files", "to", "to_location"}  # arguments that the system has named, in its own encoding

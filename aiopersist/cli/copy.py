@@ -10,8 +10,8 @@ from aiopersist.cli.each import chosen, each, indexed_names
 from aiopersist.cli.names import All, SomeShards
 from aiopersist.cli.progress import drawn
 from aiopersist.cli.shown import counted, shown_frontier
-from aiopersist.client import Client
-from aiopersist.opening import open as open_client
+from aiopersist.client.client import Client
+from aiopersist.client.open import open as open_client
 
 
 async def copy(

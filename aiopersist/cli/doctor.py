@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from rich.text import Text
 
+from aiopersist.base.errors import Error, Unsupported
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.cli.command import Invocation, Problems
 from aiopersist.cli.shown import plain_table, safe
-from aiopersist.errors import Error, Unsupported
-from aiopersist.runtime import SYSTEM
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus, Versioned
 from aiopersist.storage.urls import open_stores, parse_location

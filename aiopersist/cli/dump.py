@@ -7,6 +7,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
+from aiopersist.base.progress import progress
 from aiopersist.cli.cat import AsOf, Where, condition
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
 from aiopersist.cli.files import STDIN, format_of_file
@@ -20,7 +21,6 @@ from aiopersist.cli.when import as_of_option, complete_times, known_time
 from aiopersist.cli.written import written
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.types.schema import Schema
-from aiopersist.progress import progress
 from aiopersist.read.snapshot import Snapshot
 
 

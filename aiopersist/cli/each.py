@@ -5,11 +5,11 @@ from typing import Any
 
 from rich.text import Text
 
+from aiopersist.base.errors import Error, ShardFinalized, StorageUnavailable, UnknownShard
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
 from aiopersist.cli.progress import bar, drawn_in
 from aiopersist.cli.shown import safe
-from aiopersist.client import Client
-from aiopersist.errors import Error, ShardFinalized, StorageUnavailable, UnknownShard
+from aiopersist.client.client import Client
 from aiopersist.shard import catalog
 from aiopersist.shard.catalog import IndexedId
 

@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
+from aiopersist.base.errors import InvalidUpdate, UnknownShard
+from aiopersist.base.progress import Progressing, progress
 from aiopersist.cli.appending import DIFF, append_rows, overwrite_rows
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
 from aiopersist.cli.files import (
@@ -34,12 +36,10 @@ from aiopersist.cli.progress import drawn
 from aiopersist.cli.shown import counted
 from aiopersist.cli.tables import key_type
 from aiopersist.cli.texts import first_refused, from_texts, instants_of, named_type, read_type
-from aiopersist.client import Client
+from aiopersist.client.client import Client
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.types.encodings import natural
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import InvalidUpdate, UnknownShard
-from aiopersist.progress import Progressing, progress
 from aiopersist.table.overwrite import overwrite
 
 ROW = re.compile(r"\brow \d+: ")

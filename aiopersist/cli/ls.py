@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import typer
 from rich.measure import Measurement
 
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.cli.command import Invocation, Problems
 from aiopersist.cli.names import complete
 from aiopersist.cli.progress import drawn
 from aiopersist.cli.shown import NOTHING, plain_table, record, safe, short_frontier, shown_age, shown_bytes
 from aiopersist.maintenance.overview import ShardSummary
-from aiopersist.runtime import SYSTEM
 from aiopersist.web.words import growth_text
 
 

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.cli.command import Interrupted, Invocation, Problems
 from aiopersist.cli.shown import counted, shown_bytes
-from aiopersist.client import Client
+from aiopersist.client.client import Client
 from aiopersist.maintenance.rounds import MaintenanceRound
-from aiopersist.runtime import SYSTEM
 
 
 async def maintain(

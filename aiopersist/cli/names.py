@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from aiopersist.base.settings import Settings
 from aiopersist.cli.location import LocationOptions
-from aiopersist.opening import open_to_list
-from aiopersist.settings import Settings
+from aiopersist.client.open import open_to_list
 
 COMPLETE_S = 2.0  # a user waits with a finger on the key
 

@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from aiopersist.progress import Track
+from aiopersist.base.progress import Track
 
 T = TypeVar("T")
 

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
+from aiopersist.base.errors import to_install
 from aiopersist.cli.command import CannotBegin, Invocation
-from aiopersist.errors import to_install
 
 
 async def serve(

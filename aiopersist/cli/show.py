@@ -22,7 +22,7 @@ from aiopersist.cli.shown import (
     shown_id,
     shown_moment,
 )
-from aiopersist.client import Client
+from aiopersist.client.client import Client
 from aiopersist.maintenance.inspect import (
     BatchView,
     HoldView,

@@ -9,8 +9,8 @@ import pydantic_core
 from rich.table import Table
 from rich.text import Text
 
+from aiopersist.base.frontier import Antichain, Time
 from aiopersist.cli.terminal import escaped
-from aiopersist.frontier import Antichain, Time
 from aiopersist.state.model import Clock
 from aiopersist.web.words import counted as counted
 from aiopersist.web.words import (

@@ -11,6 +11,7 @@ from uuid import UUID
 import pydantic_core
 import typer
 
+from aiopersist.base.errors import InvalidUsage, UsageKind
 from aiopersist.cli.cat import AsOf
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
 from aiopersist.cli.files import standard_input
@@ -19,10 +20,9 @@ from aiopersist.cli.names import ShardName
 from aiopersist.cli.shown import counted, shown_time
 from aiopersist.cli.texts import bytes_of, from_texts, said
 from aiopersist.cli.when import as_of_option, complete_times, known_time
-from aiopersist.client import Client
+from aiopersist.client.client import Client
 from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.state.model import Clock
 from aiopersist.table.table import Table
 from aiopersist.table.transaction import Transaction

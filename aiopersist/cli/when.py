@@ -5,12 +5,12 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import TypeVar
 
+from aiopersist.base.errors import NotReadable
+from aiopersist.base.frontier import Antichain
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
 from aiopersist.cli.shown import shown_frontier, shown_time
-from aiopersist.client import Client
-from aiopersist.errors import NotReadable
-from aiopersist.frontier import Antichain
-from aiopersist.runtime import SYSTEM
+from aiopersist.client.client import Client
 from aiopersist.shard import instant
 from aiopersist.state.model import Clock
 

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import BinaryIO
 
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.cli.command import CannotBegin
-from aiopersist.runtime import SYSTEM
 
 LOOK_S = 0.05  # whether somebody reads a FIFO
 

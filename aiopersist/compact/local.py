@@ -16,13 +16,13 @@ from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
-from aiopersist.errors import BatchExpired, Corruption, LeaseExpired
-from aiopersist.frontier import Antichain
+from aiopersist.base.errors import BatchExpired, Corruption, LeaseExpired
+from aiopersist.base.frontier import Antichain
+from aiopersist.base.progress import progress
 from aiopersist.parts.fetch import Named, Selection
 from aiopersist.parts.rewrite import Budget, Target, rewrite
 from aiopersist.parts.runs import plan_runs
 from aiopersist.parts.sorted_parts import SortedParts
-from aiopersist.progress import progress
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration

@@ -16,14 +16,14 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from aiopersist.base.errors import BatchExpired, Corruption, Error, InvalidUpdate, InvalidUsage, LeaseExpired
+from aiopersist.base.frontier import Antichain
+from aiopersist.base.resource import Opening, Resource, Scope
 from aiopersist.compact.local import Work, bounded, target_of
-from aiopersist.errors import BatchExpired, Corruption, Error, InvalidUpdate, InvalidUsage, LeaseExpired
-from aiopersist.frontier import Antichain
 from aiopersist.parts.divide import Piece, check_schemas, checked_shard, divide, piece_condition
 from aiopersist.parts.envelope import Envelope
 from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.parts.rewrite import Budget, Target, rewrite
-from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.attempt import Unknowable
 from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration, begun_anew

@@ -14,9 +14,9 @@ from importlib import import_module
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from aiopersist.errors import InvalidUsage, UsageKind
-from aiopersist.runtime import FORK_ADVICE
-from aiopersist.threads import kept_from_forks
+from aiopersist.base.errors import InvalidUsage, UsageKind
+from aiopersist.base.runtime import FORK_ADVICE
+from aiopersist.base.threads import kept_from_forks
 
 
 class _Module:

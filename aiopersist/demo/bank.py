@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from aiopersist.client import Client
+from aiopersist.base.runtime import SYSTEM
+from aiopersist.client.client import Client
 from aiopersist.data.types.schema import Schema
-from aiopersist.runtime import SYSTEM
 from aiopersist.table.table import Table
 from aiopersist.table.transaction import Transaction
 from aiopersist.write.handle import WriteHandle

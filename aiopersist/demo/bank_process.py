@@ -7,8 +7,8 @@ import asyncio
 import sys
 from collections.abc import Iterator
 
+from aiopersist.client.open import open as open_client
 from aiopersist.demo.bank import Bank, JournalEntry
-from aiopersist.opening import open as open_client
 from aiopersist.write.handle import WriteHandle
 
 TASKS = 16  # of a teller

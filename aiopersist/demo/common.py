@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from aiopersist.client import Client
+from aiopersist.base.frontier import TIME_MAX, int_time
+from aiopersist.base.resource import Opening
+from aiopersist.base.settings import Settings
+from aiopersist.client.client import Client
+from aiopersist.client.open import open as open_client
 from aiopersist.demo.git import FileVersion
-from aiopersist.frontier import TIME_MAX, int_time
-from aiopersist.opening import open as open_client
-from aiopersist.resource import Opening
-from aiopersist.settings import Settings
 
 SAMPLES = 12  # commits whose whole tree is compared
 OPEN_TIMEOUT_S = 10.0  # a user watches

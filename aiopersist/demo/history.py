@@ -17,7 +17,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from aiopersist.client import Client
+from aiopersist.base.errors import UpperMismatch
+from aiopersist.base.runtime import SYSTEM
+from aiopersist.client.client import Client
 from aiopersist.data.types.schema import Schema
 from aiopersist.demo.common import (
     DemoOptions,
@@ -32,8 +34,6 @@ from aiopersist.demo.common import (
     say,
 )
 from aiopersist.demo.git import FileVersion, GitCommit, Repository
-from aiopersist.errors import UpperMismatch
-from aiopersist.runtime import SYSTEM
 
 WRITERS = ("one", "two")
 FIXED_BYTES = 20 + 8 + 8  # blob id, mode and size beside the path

@@ -23,6 +23,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from aiopersist.base.frontier import TIME_MAX
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.demo.common import (
     DemoOptions,
     Row,
@@ -35,9 +37,7 @@ from aiopersist.demo.common import (
     say,
 )
 from aiopersist.demo.git import FileVersion, GitCommit, Repository
-from aiopersist.frontier import TIME_MAX
 from aiopersist.indexed import Indexed, Sealed, Stream
-from aiopersist.runtime import SYSTEM
 
 AT_ONCE = 64  # commits that are written without waiting for one another
 SAMPLES = 6  # times at which the contents are compared

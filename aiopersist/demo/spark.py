@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import Progress
 
-from aiopersist.client import Client
+from aiopersist.base.errors import InvalidLocation, to_install
+from aiopersist.base.runtime import SYSTEM
+from aiopersist.client.client import Client
 from aiopersist.data.lazy import pa, pq
 from aiopersist.data.types.schema import Schema
 from aiopersist.demo.common import (
@@ -35,8 +37,6 @@ from aiopersist.demo.common import (
     say,
 )
 from aiopersist.demo.git import FileVersion, GitCommit, Repository
-from aiopersist.errors import InvalidLocation, to_install
-from aiopersist.runtime import SYSTEM
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

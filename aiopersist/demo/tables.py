@@ -24,11 +24,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from aiopersist.client import Client
+from aiopersist.base.errors import InvalidLocation
+from aiopersist.base.runtime import SYSTEM
+from aiopersist.client.client import Client
 from aiopersist.demo.bank import ACCOUNTS, BALANCE, TABLES, Bank, JournalEntry, Turnover
 from aiopersist.demo.common import CheckFailed, DemoOptions, directory_of, opened, progress, say
-from aiopersist.errors import InvalidLocation
-from aiopersist.runtime import SYSTEM
 
 TRANSFERS = 2_000  # unless a limit is given
 TELLERS = 3  # processes

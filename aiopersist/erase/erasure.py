@@ -21,17 +21,17 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from aiopersist.base.errors import InvalidUsage, LeaseExpired, OpaqueMismatch, UsageKind, shown
+from aiopersist.base.frontier import Antichain, last_before, minimum
+from aiopersist.base.progress import progress
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.select import check_where
 from aiopersist.erase.search import Remnant, Search, SearchResult
 from aiopersist.erase.wanted import RowsToErase
-from aiopersist.errors import InvalidUsage, LeaseExpired, OpaqueMismatch, UsageKind, shown
-from aiopersist.frontier import Antichain, last_before, minimum
 from aiopersist.gc.sweep import leaks_of
 from aiopersist.maintenance.background import Maintenance
 from aiopersist.maintenance.holds import Holder, end_hold, holders_of_history, holders_of_versions
 from aiopersist.maintenance.inspect import ShardView, inspect
-from aiopersist.progress import progress
 from aiopersist.read.snapshot import contents_of
 from aiopersist.shard.commit import commit
 from aiopersist.state.retention import ForgetHistory

@@ -19,13 +19,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from aiopersist.base.errors import Corruption
+from aiopersist.base.progress import progress
 from aiopersist.data.part.inline import decode_inline
 from aiopersist.data.part.unnamed import iter_rows
 from aiopersist.data.types.evolve import adapt
 from aiopersist.data.types.schema import Schema
 from aiopersist.erase.wanted import MatchingUpdates, RowsToErase
-from aiopersist.errors import Corruption
-from aiopersist.progress import progress
 from aiopersist.shard.log import SCAN_LIMIT, consensus_key
 from aiopersist.shard.shard import Shard
 from aiopersist.state.diff import added_parts

@@ -17,7 +17,7 @@
 
 from importlib.util import find_spec
 
-from aiopersist.errors import to_install
+from aiopersist.base.errors import to_install
 
 if find_spec("fastapi") is None:
     raise ModuleNotFoundError(f"fastapi is not installed: {to_install('web')}", name="fastapi")

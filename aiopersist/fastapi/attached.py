@@ -12,8 +12,8 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
 
-from aiopersist.client import Client
-from aiopersist.errors import Error
+from aiopersist.base.errors import Error
+from aiopersist.client.client import Client
 from aiopersist.fastapi.ending import Ending
 from aiopersist.table.table import Table
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError, to_json
 
-from aiopersist.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
 from aiopersist.table.feed import Change
 
 PAST_MARK = "~"  # no cursor has it

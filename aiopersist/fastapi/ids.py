@@ -18,7 +18,7 @@ import hashlib
 import hmac
 import json
 
-from aiopersist.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
 from aiopersist.fastapi.events import EventPlace, place_of
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.identity import location_key

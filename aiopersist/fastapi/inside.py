@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aiopersist.client import Client
+from aiopersist.client.client import Client
 from aiopersist.fastapi.attached import STATE, Attached, attached
 from aiopersist.fastapi.ending import LAST_WORDS_S
 

@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeAlias, TypeVar, overload
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
 
-from aiopersist.client import Client
+from aiopersist.base.settings import Settings
+from aiopersist.client.client import Client
+from aiopersist.client.open import open as open_client
 from aiopersist.fastapi.attached import STATE, Attached, attached, attached_to
-from aiopersist.opening import open as open_client
-from aiopersist.settings import Settings
 from aiopersist.shard.catalog import check_name
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus

@@ -9,7 +9,7 @@ say.
 import asyncio
 from typing import Any
 
-from aiopersist.errors import Error
+from aiopersist.base.errors import Error
 from aiopersist.table.feed import Feed, updates_of
 
 SLOW_S = 0.1  # most consumers have taken all by then: nothing is watched for them

@@ -15,8 +15,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from aiopersist import errors
-from aiopersist.errors import Error, InvalidUsage, UsageKind
+from aiopersist.base import errors
+from aiopersist.base.errors import Error, InvalidUsage, UsageKind
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 5

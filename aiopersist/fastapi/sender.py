@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 from starlette.types import Message, Send
 
-from aiopersist.errors import Error
+from aiopersist.base.errors import Error
 from aiopersist.fastapi.ending import LAST_WORDS_S
 from aiopersist.fastapi.events import (
     COME_BACK,

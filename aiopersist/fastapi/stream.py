@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from aiopersist.errors import (
+from aiopersist.base.errors import (
     Error,
     Indeterminate,
     InvalidUsage,

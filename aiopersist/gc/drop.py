@@ -1,6 +1,6 @@
 """The end of a shard: finalized, its data deleted, its name freed."""
 
-from aiopersist.errors import InvalidUsage, UnknownShard, UsageKind
+from aiopersist.base.errors import InvalidUsage, UnknownShard, UsageKind
 from aiopersist.gc.collect import delete_data
 from aiopersist.shard.catalog import free, resolve
 from aiopersist.shard.commit import commit

@@ -7,7 +7,7 @@ process that looks a quarter later does. While a small compaction runs it waits 
 versions more. The claim of the collection keeps two processes from writing it at once.
 """
 
-from aiopersist.errors import BatchExpired
+from aiopersist.base.errors import BatchExpired
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
 from aiopersist.state.ids import Ids

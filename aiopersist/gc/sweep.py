@@ -12,10 +12,10 @@ there has run out. A dry run commits nothing, and counts those writers as gone.
 from collections.abc import AsyncIterator, Set
 from typing import NamedTuple
 
-from aiopersist.errors import Corruption
+from aiopersist.base.errors import Corruption
+from aiopersist.base.progress import progress
 from aiopersist.gc.collect import trail_from
 from aiopersist.gc.tombstones import read_heads
-from aiopersist.progress import progress
 from aiopersist.shard.commit import commit
 from aiopersist.shard.log import Truncated, consensus_key, list_shards
 from aiopersist.shard.register import Register

@@ -18,7 +18,7 @@ The blobs under the id of the shard go first: an upload may have come after the 
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
-from aiopersist.errors import Corruption
+from aiopersist.base.errors import Corruption
 from aiopersist.shard.log import consensus_key
 from aiopersist.shard.stack import Stack
 from aiopersist.state.seal import decode_version

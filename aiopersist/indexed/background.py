@@ -6,7 +6,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from aiopersist.failures import Backoff
+from aiopersist.base.failures import Backoff
 from aiopersist.indexed.core import Core
 from aiopersist.indexed.errors import Fenced
 from aiopersist.indexed.maintenance import CompactionRequest, CompactionResponse, StreamsMaintenance

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 from aiopersist.indexed.errors import Fenced
 from aiopersist.state.command import Commit, Context, Keep, commit, live
 from aiopersist.state.diff import Changes

@@ -15,7 +15,8 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from aiopersist.errors import Error, Indeterminate, LeaseExpired, StorageUnavailable
+from aiopersist.base.errors import Error, Indeterminate, LeaseExpired, StorageUnavailable
+from aiopersist.base.resource import for_each, run_bounded
 from aiopersist.indexed.commands import ChangeStreams
 from aiopersist.indexed.core import Core
 from aiopersist.indexed.draft import (
@@ -31,7 +32,6 @@ from aiopersist.indexed.errors import Fenced, Stopped
 from aiopersist.indexed.raw import InlineRoom, RawParts
 from aiopersist.parts.named_parts import ZERO
 from aiopersist.parts.upload import Upload
-from aiopersist.resource import for_each, run_bounded
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.queue import GroupQueue

@@ -5,9 +5,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from aiopersist.base.errors import CodecMismatch, InvalidUsage, UsageKind
 from aiopersist.data.types.evolve import differences
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import CodecMismatch, InvalidUsage, UsageKind
 from aiopersist.indexed.errors import Fenced, UnknownStream
 from aiopersist.indexed.listen import RecordFeed
 from aiopersist.shard.shard import Shard

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from aiopersist.base.errors import CodecMismatch
+from aiopersist.base.frontier import Antichain
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.times import Seen
-from aiopersist.errors import CodecMismatch
-from aiopersist.frontier import Antichain
 from aiopersist.indexed import arrangement as rules
 from aiopersist.indexed.errors import Refused, UnknownStream
 from aiopersist.state.model import State

@@ -1,7 +1,7 @@
 """The errors of an `Indexed`. Messages name the stream, the time and the frontier."""
 
-from aiopersist.errors import Error, InvalidUsage, UsageKind
-from aiopersist.frontier import Antichain
+from aiopersist.base.errors import Error, InvalidUsage, UsageKind
+from aiopersist.base.frontier import Antichain
 
 
 class IndexedError(Error):

@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
 from typing import Any, TypeVar, overload
 
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.frontier import Antichain, Description, Time, shaped
+from aiopersist.base.resource import Opening, Resource, Scope
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.given import GivenUpdates, taken
-from aiopersist.errors import InvalidUsage, UsageKind, shown
-from aiopersist.frontier import Antichain, Description, Time, shaped
 from aiopersist.indexed.background import Background
 from aiopersist.indexed.commands import Leave
 from aiopersist.indexed.committer import Committer
@@ -27,7 +28,6 @@ from aiopersist.indexed.maintenance import CompactionRequest, CompactionResponse
 from aiopersist.indexed.snapshot import StreamSnapshot
 from aiopersist.indexed.view import StreamView, view_of
 from aiopersist.parts.fetch import Fetch
-from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.catalog import check_name
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard

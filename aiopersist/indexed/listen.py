@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
+from aiopersist.base.errors import Error, LeaseExpired
+from aiopersist.base.resource import Resource, Scope
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import Error, LeaseExpired
 from aiopersist.indexed.snapshot import StreamSnapshot
 from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.parts.named_parts import of_unsealed
-from aiopersist.resource import Resource, Scope
 from aiopersist.shard.log import Truncated, decoded, versions_between
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import State

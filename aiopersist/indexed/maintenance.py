@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from aiopersist.errors import Corruption, Error, LeaseExpired, StorageUnavailable
+from aiopersist.base.errors import Corruption, Error, LeaseExpired, StorageUnavailable
+from aiopersist.base.resource import run_bounded
 from aiopersist.indexed import arrangement as rules
 from aiopersist.indexed import work
 from aiopersist.indexed.arrangement import Compaction, Drain, Trim
@@ -27,7 +28,6 @@ from aiopersist.indexed.work import Output, StreamContext
 from aiopersist.maintenance.shard import ShardMaintenance
 from aiopersist.parts.fetch import Named
 from aiopersist.parts.named_parts import of_trace, of_unsealed
-from aiopersist.resource import run_bounded
 from aiopersist.state.model import COLLECTION
 from aiopersist.state.streams import Arrangement, Rearrangement, TraceBatch, difference, rearranged
 

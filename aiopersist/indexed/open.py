@@ -1,10 +1,10 @@
 """Opens an `Indexed`: to own it, or to follow along."""
 
+from aiopersist.base.resource import Opening, Scope
 from aiopersist.indexed.commands import Leave, TakeOver
 from aiopersist.indexed.core import Core
 from aiopersist.indexed.errors import UnknownStream
 from aiopersist.indexed.indexed import Indexed
-from aiopersist.resource import Opening, Scope
 from aiopersist.shard import catalog
 from aiopersist.shard.catalog import IndexedId
 from aiopersist.shard.commit import commit

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from aiopersist.base.frontier import Antichain, Description
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.part import EncodedPart, encode_part
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.assemble import concat
-from aiopersist.frontier import Antichain, Description
 from aiopersist.parts.put import NewBlobs, inline_part, put, stats_spec
 from aiopersist.shard.shard import Shard
 from aiopersist.state.record import HollowPart

@@ -10,17 +10,17 @@ from functools import partial
 from itertools import accumulate, groupby, pairwise
 from typing import Generic, NamedTuple, TypeVar
 
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.frontier import TIME_MAX, Antichain, frontier, shaped
+from aiopersist.base.resource import Scope, run_bounded
 from aiopersist.data.lazy import pa
 from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.times import advance, filter_times
 from aiopersist.data.updates.updates import Update, Updates
-from aiopersist.errors import InvalidUsage, UsageKind, shown
-from aiopersist.frontier import TIME_MAX, Antichain, frontier, shaped
 from aiopersist.indexed.arrangement import unsealed_between
 from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.parts.named_parts import of_trace, of_unsealed
 from aiopersist.read.snapshot import Items, PinnedRead
-from aiopersist.resource import Scope, run_bounded
 from aiopersist.shard.hold import SharedHold
 from aiopersist.state.streams import Arrangement
 

@@ -9,12 +9,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from aiopersist.base.frontier import Antichain
 from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.buffer import Buffer
 from aiopersist.data.updates.sizes import goodbytes
 from aiopersist.data.updates.times import Seen, filter_times
-from aiopersist.frontier import Antichain
 from aiopersist.indexed.arrangement import Compaction, Drain, Trim, level_after
 from aiopersist.indexed.raw import RawParts
 from aiopersist.parts.fetch import Fetch, Named, Selection

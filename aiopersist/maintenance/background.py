@@ -13,8 +13,9 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from aiopersist.errors import ShardFinalized
-from aiopersist.failures import Backoff
+from aiopersist.base.errors import ShardFinalized
+from aiopersist.base.failures import Backoff
+from aiopersist.base.resource import run_bounded
 from aiopersist.gc.collect import can_collect
 from aiopersist.maintenance.due import (
     Weights,
@@ -24,7 +25,6 @@ from aiopersist.maintenance.due import (
     rollup_is_near,
 )
 from aiopersist.maintenance.shard import LOOK, SINCE, ShardMaintenance
-from aiopersist.resource import run_bounded
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import ANY

@@ -4,10 +4,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+from aiopersist.base.settings import Settings
 from aiopersist.gc.rollup import due as rollup_is_due
 from aiopersist.gc.rollup import versions_behind
 from aiopersist.parts.rewrite import whole_bytes
-from aiopersist.settings import Settings
 from aiopersist.state.compaction import is_worth, run_count, weight
 from aiopersist.state.model import HollowBatch, Retention, SpineBatch, State
 from aiopersist.state.record import goodbytes_at_most

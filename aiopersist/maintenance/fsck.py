@@ -21,11 +21,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from aiopersist.data.lazy import pa
-from aiopersist.data.updates.consolidate import diff_sum, sort_and_consolidate
-from aiopersist.data.updates.order import row_key
-from aiopersist.data.updates.times import advance, filter_times
-from aiopersist.errors import (
+from aiopersist.base.errors import (
     Corruption,
     Error,
     Indeterminate,
@@ -33,16 +29,20 @@ from aiopersist.errors import (
     ShardFinalized,
     StorageUnavailable,
 )
+from aiopersist.base.progress import progress
+from aiopersist.base.supervisor import RELEASE_DEADLINE_S
+from aiopersist.data.lazy import pa
+from aiopersist.data.updates.consolidate import diff_sum, sort_and_consolidate
+from aiopersist.data.updates.order import row_key
+from aiopersist.data.updates.times import advance, filter_times
 from aiopersist.parts.fetch import Fetch, Named
 from aiopersist.parts.named_parts import of_trace, of_unsealed
 from aiopersist.parts.runs import plan_runs
-from aiopersist.progress import progress
 from aiopersist.shard.log import consensus_key, load, read_rollup
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart
 from aiopersist.state.streams import Arrangement, TraceBatch
-from aiopersist.supervisor import RELEASE_DEADLINE_S
 
 
 class FsckReport(BaseModel, frozen=True):

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 from aiopersist.maintenance.inspect import ShardView, lease_end, signature
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel
 
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 from aiopersist.shard.log import consensus_key
 from aiopersist.shard.shard import Shard
 from aiopersist.state.compaction import run_count

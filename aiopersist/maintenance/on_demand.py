@@ -3,7 +3,7 @@
 from contextlib import suppress
 from datetime import timedelta
 
-from aiopersist.errors import InvalidUsage, LeaseExpired, UsageKind, shown
+from aiopersist.base.errors import InvalidUsage, LeaseExpired, UsageKind, shown
 from aiopersist.gc.collect import Collected
 from aiopersist.maintenance.background import Maintenance
 from aiopersist.shard.commit import commit

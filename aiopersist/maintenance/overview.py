@@ -10,11 +10,11 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from aiopersist.errors import Corruption
-from aiopersist.frontier import Antichain
+from aiopersist.base.errors import Corruption
+from aiopersist.base.frontier import Antichain
+from aiopersist.base.progress import progress
+from aiopersist.base.resource import in_order
 from aiopersist.maintenance.inspect import Growth, growth_of
-from aiopersist.progress import progress
-from aiopersist.resource import in_order
 from aiopersist.shard.catalog import IndexedId, ShardId, names
 from aiopersist.shard.log import load
 from aiopersist.shard.stack import Stack

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from aiopersist.errors import ShardFinalized, Unsupported
+from aiopersist.base.errors import ShardFinalized, Unsupported
+from aiopersist.base.resource import run_bounded
 from aiopersist.gc.collect import can_collect, delete_data
 from aiopersist.gc.tombstones import Tombstone, read_heads, remove_tombstone
 from aiopersist.maintenance.shard import ShardMaintenance
-from aiopersist.resource import run_bounded
 from aiopersist.shard.catalog import Naming, forget_names
 from aiopersist.shard.log import consensus_key, list_shards
 from aiopersist.shard.resting import add_resting, read_resting

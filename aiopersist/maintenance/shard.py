@@ -7,6 +7,7 @@ names a writer.
 
 from functools import partial
 
+from aiopersist.base.settings import MIB
 from aiopersist.compact.local import compact, compact_all
 from aiopersist.gc.collect import Collected, can_collect, collect
 from aiopersist.gc.rollup import write_rollup
@@ -14,7 +15,6 @@ from aiopersist.maintenance.backoff import Backoffs
 from aiopersist.maintenance.due import has_long_tail
 from aiopersist.maintenance.registration import SharedRegistration
 from aiopersist.parts.rewrite import whole_bytes
-from aiopersist.settings import MIB
 from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration
 from aiopersist.shard.shard import Shard

@@ -9,8 +9,8 @@ begun at once.
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from aiopersist.base.frontier import Antichain
 from aiopersist.data.lazy import are_imported
-from aiopersist.frontier import Antichain
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.model import State

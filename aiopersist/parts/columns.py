@@ -4,11 +4,11 @@ loop keeps running."""
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from aiopersist.base.errors import InvalidUpdate
 from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.slices import leaf_count, row_slices
-from aiopersist.errors import InvalidUpdate
 from aiopersist.shard.stack import Stack
 
 

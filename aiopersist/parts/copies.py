@@ -8,9 +8,9 @@ The uploader deletes the old blobs, or leaves them to the sweep.
 import asyncio
 from functools import partial
 
+from aiopersist.base.resource import run_bounded
 from aiopersist.parts.fetch import Fetch
 from aiopersist.parts.put import NewBlobs, put_bytes
-from aiopersist.resource import run_bounded
 from aiopersist.shard.shard import Shard
 from aiopersist.state.keys import writer_of
 from aiopersist.state.model import HollowBatch

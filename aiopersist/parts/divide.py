@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
+from aiopersist.base.errors import InvalidUpdate, InvalidUsage
+from aiopersist.base.frontier import Antichain, minimum
+from aiopersist.base.resource import run_bounded
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.key_range import (
     Block,
@@ -28,11 +31,8 @@ from aiopersist.data.part.key_range import (
 )
 from aiopersist.data.part.select import apply_where
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import InvalidUpdate, InvalidUsage
-from aiopersist.frontier import Antichain, minimum
 from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.parts.put import inline_part
-from aiopersist.resource import run_bounded
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.shard import Shard
 from aiopersist.state.keys import BlobKey

@@ -9,8 +9,8 @@ import json
 import re
 from typing import Any, NamedTuple, TypeVar
 
+from aiopersist.base.errors import InvalidUpdate
 from aiopersist.data.part.inline import checksum
-from aiopersist.errors import InvalidUpdate
 from aiopersist.measure.providers import carrier
 from aiopersist.state.record import Record, decoder, encode
 

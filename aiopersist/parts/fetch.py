@@ -20,6 +20,9 @@ from math import inf
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
+from aiopersist.base.errors import Corruption, Error, LeaseExpired, MissingPart
+from aiopersist.base.frontier import Antichain, Time
+from aiopersist.base.settings import MIB
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.inline import decode_inline, decode_inline_parts
 from aiopersist.data.part.part import (
@@ -40,9 +43,6 @@ from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.assemble import JOINED_BYTES_MAX, concat
 from aiopersist.data.updates.times import advance, filter_times
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import Corruption, Error, LeaseExpired, MissingPart
-from aiopersist.frontier import Antichain, Time
-from aiopersist.settings import MIB
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.model import HollowBatch

@@ -2,9 +2,9 @@
 
 from functools import reduce
 
+from aiopersist.base.errors import BatchExpired
+from aiopersist.base.frontier import Antichain
 from aiopersist.data.updates.consolidate import diff_sum
-from aiopersist.errors import BatchExpired
-from aiopersist.frontier import Antichain
 from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.parts.put import Uploaded
 from aiopersist.parts.upload import Upload

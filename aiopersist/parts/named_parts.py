@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from aiopersist.frontier import TIME_MAX, Antichain
+from aiopersist.base.frontier import TIME_MAX, Antichain
 from aiopersist.parts.fetch import Named
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.streams import TraceBatch, UnsealedBatch

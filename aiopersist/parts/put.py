@@ -5,11 +5,11 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
+from aiopersist.base.errors import Error, Indeterminate, StorageUnavailable
+from aiopersist.base.settings import Settings
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.inline import checksum, encode_inline
 from aiopersist.data.part.part import EncodedPart, StatsSpec
-from aiopersist.errors import Error, Indeterminate, StorageUnavailable
-from aiopersist.settings import Settings
 from aiopersist.shard.shard import Shard
 from aiopersist.state.keys import BlobKey
 from aiopersist.state.record import HollowPart, InlineBytes

@@ -11,16 +11,16 @@ from contextlib import aclosing, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
+from aiopersist.base.frontier import Antichain
+from aiopersist.base.resource import run_bounded
+from aiopersist.base.settings import MIB, Settings
 from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.consolidate import diff_sum
-from aiopersist.frontier import Antichain
 from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.parts.runs import merged
 from aiopersist.parts.sorted_parts import SortedParts
-from aiopersist.resource import run_bounded
-from aiopersist.settings import MIB, Settings
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import Total

@@ -11,11 +11,11 @@ from contextlib import aclosing
 from functools import partial
 from itertools import groupby
 
+from aiopersist.base.resource import run_bounded
 from aiopersist.data.lazy import pa
 from aiopersist.data.updates.consolidate import sort_and_consolidate
 from aiopersist.data.updates.merge import Merge
 from aiopersist.parts.fetch import Fetch, Named, Selection, Slabs
-from aiopersist.resource import run_bounded
 from aiopersist.state.model import HollowBatch
 
 SLABS_PER_RUN = 5  # in memory: one and a half that wait, and the copies that a step makes to sort them

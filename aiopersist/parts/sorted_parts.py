@@ -4,6 +4,8 @@ import asyncio
 from bisect import bisect_right
 from typing import Any
 
+from aiopersist.base.errors import Corruption
+from aiopersist.base.frontier import Antichain, Description
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.part import EncodedPart, PartWriter, encode_part
 from aiopersist.data.types.schema import Schema, plain_types
@@ -12,8 +14,6 @@ from aiopersist.data.updates.consolidate import diff_sum, sort_and_consolidate
 from aiopersist.data.updates.order import row_key
 from aiopersist.data.updates.sizes import goodbytes
 from aiopersist.data.updates.times import rows_after
-from aiopersist.errors import Corruption
-from aiopersist.frontier import Antichain, Description
 from aiopersist.parts.put import NewBlobs, inline_part, put, stats_spec
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack

@@ -24,6 +24,10 @@ from typing import Any, NamedTuple
 
 import anyio.to_thread
 
+from aiopersist.base.errors import InvalidUsage, UsageKind
+from aiopersist.base.frontier import Antichain, Description, Time, minimum
+from aiopersist.base.resource import run_bounded
+from aiopersist.base.settings import Settings
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.part import EncodedPart, PartWriter
 from aiopersist.data.types.schema import Schema
@@ -34,12 +38,8 @@ from aiopersist.data.updates.order import row_key
 from aiopersist.data.updates.sizes import check_update_size, cut, goodbytes, groups
 from aiopersist.data.updates.times import Greatest, Seen, first_row_not_beyond
 from aiopersist.data.updates.tiny import TIME_AND_DIFF_BYTES, PlainRows
-from aiopersist.errors import InvalidUsage, UsageKind
-from aiopersist.frontier import Antichain, Description, Time, minimum
 from aiopersist.parts.columns import columns_of
 from aiopersist.parts.put import NewBlobs, inline_part, put, stats_spec
-from aiopersist.resource import run_bounded
-from aiopersist.settings import Settings
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import Total

@@ -8,9 +8,9 @@ needs another pass over the batch. The updates of one time stay together. Int ti
 
 from math import ceil
 
+from aiopersist.base.frontier import Antichain, successor
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.updates.times import filter_times
-from aiopersist.frontier import Antichain, successor
 from aiopersist.read.interval import batches_of
 from aiopersist.state.model import HollowBatch, State
 

@@ -12,8 +12,8 @@ import re
 import zlib
 from typing import Any, NamedTuple, TypeVar
 
-from aiopersist.errors import Corruption, InvalidUsage, UsageKind, shown
-from aiopersist.frontier import Antichain, Time, check_time
+from aiopersist.base.errors import Corruption, InvalidUsage, UsageKind, shown
+from aiopersist.base.frontier import Antichain, Time, check_time
 
 T = TypeVar("T")
 

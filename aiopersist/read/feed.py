@@ -16,21 +16,21 @@ from contextlib import AsyncExitStack, nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from aiopersist.base.errors import InvalidUsage, NotReadable, StorageUnavailable, UsageKind
+from aiopersist.base.frontier import Antichain, minimum, successor
+from aiopersist.base.resource import Resource
 from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.keys import at_or_beyond, has_conditions, is_key
 from aiopersist.data.plain import empty_table
 from aiopersist.data.updates.assemble import at_time
 from aiopersist.data.updates.merge import rows_of_last_key
-from aiopersist.errors import InvalidUsage, NotReadable, StorageUnavailable, UsageKind
-from aiopersist.frontier import Antichain, minimum, successor
 from aiopersist.read.cut import CutBatches, batches_in
 from aiopersist.read.handle import ReadHandle, listen_from
 from aiopersist.read.listen import Listen, Steps, bound_steps, check_with
 from aiopersist.read.places import cursor_of, within_of_session
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Snapshot
-from aiopersist.resource import Resource
 from aiopersist.shard.instant import as_int
 from aiopersist.shard.stack import Stack
 from aiopersist.state.model import State

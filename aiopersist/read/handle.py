@@ -5,15 +5,15 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
+from aiopersist.base.errors import InvalidUsage, SinceViolation, UsageKind
+from aiopersist.base.frontier import Antichain, Time, last_before, minimum, successor
+from aiopersist.base.resource import Opening, Resource, Scope
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import InvalidUsage, SinceViolation, UsageKind
-from aiopersist.frontier import Antichain, Time, last_before, minimum, successor
 from aiopersist.read import cursor as cursors
 from aiopersist.read.interval import hold_for
 from aiopersist.read.listen import Listen, Start
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Snapshot
-from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.hold import OwnHold
 from aiopersist.shard.instant import as_int, close_if_passed

@@ -15,7 +15,7 @@ an advanced time only makes `t'` later. So the bounds of the batch say the same 
 from collections.abc import Iterable
 from itertools import takewhile
 
-from aiopersist.frontier import Antichain, Time, join, predecessor
+from aiopersist.base.frontier import Antichain, Time, join, predecessor
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart
 

@@ -8,12 +8,19 @@ the last part is fetched.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from aiopersist.base.errors import (
+    CodecMismatch,
+    Error,
+    InvalidUpdate,
+    InvalidUsage,
+    LeaseExpired,
+    MissingPart,
+)
+from aiopersist.base.frontier import Time, shaped
 from aiopersist.data.part.stats import ColumnStats, decode_stats, leaf_types, merge
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.assemble import at_time
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import CodecMismatch, Error, InvalidUpdate, InvalidUsage, LeaseExpired, MissingPart
-from aiopersist.frontier import Time, shaped
 from aiopersist.parts.divide import check_part
 from aiopersist.parts.envelope import Envelope
 from aiopersist.parts.fetch import Fetch, Named, Selection

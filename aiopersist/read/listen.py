@@ -22,17 +22,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from aiopersist.base.errors import LeaseExpired, SinceViolation, StorageUnavailable
+from aiopersist.base.frontier import Antichain, Time, successor
+from aiopersist.base.resource import Resource, Scope, in_order
 from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import LeaseExpired, SinceViolation, StorageUnavailable
-from aiopersist.frontier import Antichain, Time, successor
 from aiopersist.parts.fetch import Selection
 from aiopersist.read.bound import EarliestUpdates, StepBound
 from aiopersist.read.cursor import Cursor, encode
 from aiopersist.read.interval import batches_of, hold_for
 from aiopersist.read.puller import Interruption, Puller
 from aiopersist.read.session import ReadSession
-from aiopersist.resource import Resource, Scope, in_order
 from aiopersist.shard.hold import HistoryPin
 from aiopersist.shard.instant import as_int, close_when_passed
 from aiopersist.state.model import HollowBatch, State

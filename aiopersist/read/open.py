@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from aiopersist.base.frontier import Antichain, Time, frontier
+from aiopersist.base.resource import Opening
 from aiopersist.data.types.schema import Schema, checked_schema
-from aiopersist.frontier import Antichain, Time, frontier
 from aiopersist.read.handle import ReadHandle
-from aiopersist.resource import Opening
 from aiopersist.shard.catalog import check_name
 from aiopersist.shard.lease import check_lease_s
 from aiopersist.shard.shard import Shard

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.frontier import Antichain, check_time
 from aiopersist.data.jsonable import scalar_from_text
-from aiopersist.errors import InvalidUsage, UsageKind, shown
-from aiopersist.frontier import Antichain, check_time
 from aiopersist.read import cursor as cursors
 from aiopersist.read.cursor import checked, text_of, values_of
 from aiopersist.read.session import ReadSession

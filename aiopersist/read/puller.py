@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from aiopersist.errors import InvalidUsage, UsageKind
-from aiopersist.supervisor import Supervisor
+from aiopersist.base.errors import InvalidUsage, UsageKind
+from aiopersist.base.supervisor import Supervisor
 
 T = TypeVar("T")
 

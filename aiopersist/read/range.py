@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from aiopersist.base.errors import InvalidUsage, NotReadable, SinceViolation, UsageKind, shown
+from aiopersist.base.frontier import Antichain, Time, int_time, last_before, minimum, shaped
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import InvalidUsage, NotReadable, SinceViolation, UsageKind, shown
-from aiopersist.frontier import Antichain, Time, int_time, last_before, minimum, shaped
 from aiopersist.parts.fetch import Named, Selection
 from aiopersist.read.snapshot import parts_at
 from aiopersist.state.model import State

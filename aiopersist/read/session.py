@@ -7,16 +7,16 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from aiopersist.base.errors import InvalidUsage, NotReadable, SinceViolation, UsageKind
+from aiopersist.base.frontier import Antichain, Time, frontier, last_before, minimum, shaped
+from aiopersist.base.resource import Resource, Scope
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import InvalidUsage, NotReadable, SinceViolation, UsageKind
-from aiopersist.frontier import Antichain, Time, frontier, last_before, minimum, shaped
 from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.read.cursor import Cursor, OfAnotherHistory, check_shape
 from aiopersist.read.interval import parts_since
 from aiopersist.read.snapshot import Snapshot, groups
-from aiopersist.resource import Resource, Scope
 from aiopersist.shard.hold import HistoryPin, OwnHold
 from aiopersist.shard.instant import as_int, close_if_passed, closed_when_passed, time_of
 from aiopersist.shard.log import version_at

@@ -17,10 +17,11 @@ from functools import partial
 from operator import and_
 from typing import Any
 
+from aiopersist.base.errors import DiffOverflow, Error, InvalidUpdate, InvalidUsage, LeaseExpired, MissingPart
+from aiopersist.base.frontier import Antichain, Time, shaped
+from aiopersist.base.resource import Opening, Resource, Scope
 from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import DiffOverflow, Error, InvalidUpdate, InvalidUsage, LeaseExpired, MissingPart
-from aiopersist.frontier import Antichain, Time, shaped
 from aiopersist.parts.divide import Piece, check_schemas, checked_shard, divide, divide_with, piece_condition
 from aiopersist.parts.envelope import Envelope
 from aiopersist.parts.fetch import Fetch, Selection
@@ -30,7 +31,6 @@ from aiopersist.read.query import Query
 from aiopersist.read.range import ALL, Range, check_held, checked, hold_of, not_complete, pinned
 from aiopersist.read.snapshot import Items
 from aiopersist.read.stream import in_batches
-from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.instant import close_if_passed, closed_when_passed, time_of

@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
-from aiopersist.errors import OpaqueMismatch, shown
-from aiopersist.frontier import Antichain, Time
-from aiopersist.resource import Opening, Resource, Scope
+from aiopersist.base.errors import OpaqueMismatch, shown
+from aiopersist.base.frontier import Antichain, Time
+from aiopersist.base.resource import Opening, Resource, Scope
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.catalog import ShardId, check_name
 from aiopersist.shard.commit import commit, settle

@@ -15,6 +15,10 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 from weakref import WeakSet
 
+from aiopersist.base.errors import LeaseExpired, SinceViolation, Unsupported
+from aiopersist.base.frontier import Time
+from aiopersist.base.resource import Resource, Scope, run_bounded
+from aiopersist.base.supervisor import Supervisor
 from aiopersist.data.lazy import pa, pl
 from aiopersist.data.part.layout import writable
 from aiopersist.data.part.stats import ColumnStats
@@ -23,19 +27,15 @@ from aiopersist.data.updates.assemble import at_time, concat
 from aiopersist.data.updates.merge import are_sums
 from aiopersist.data.updates.slices import grow_old, slices
 from aiopersist.data.updates.updates import Updates, polars_frame
-from aiopersist.errors import LeaseExpired, SinceViolation, Unsupported
-from aiopersist.frontier import Time
 from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.parts.runs import are_contents, plan_runs
 from aiopersist.read.leased import LeasedPart, common_stats
 from aiopersist.read.puller import Puller
 from aiopersist.read.query import Columns, Query
 from aiopersist.read.stream import BATCH_ROWS, in_batches, projected_in_batches
-from aiopersist.resource import Resource, Scope, run_bounded
 from aiopersist.shard.hold import HistoryPin, SharedHold
 from aiopersist.shard.stack import ON_THE_LOOP_BYTES, Stack
 from aiopersist.state.model import State
-from aiopersist.supervisor import Supervisor
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]  # its stubs are a package of their own

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from aiopersist.errors import Error, Indeterminate
+from aiopersist.base.errors import Error, Indeterminate
 from aiopersist.shard.register import Register
 from aiopersist.state.command import Command, Commit, Context
 from aiopersist.state.diff import Diff, apply, diff_of

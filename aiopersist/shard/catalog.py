@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import quote, unquote
 from zlib import crc32
 
-from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, UnknownShard, UsageKind, shown
-from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.base.errors import Corruption, Indeterminate, InvalidUsage, UnknownShard, UsageKind, shown
+from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.shard.log import PREFIXES, consensus_key
 from aiopersist.shard.stack import Stack
 from aiopersist.storage.consensus import Versioned, sliced

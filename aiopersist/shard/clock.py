@@ -11,8 +11,8 @@ measurement. So a clock that was set shows as an error, until the next measureme
 
 import asyncio
 
-from aiopersist.frontier import Antichain
-from aiopersist.runtime import Runtime
+from aiopersist.base.frontier import Antichain
+from aiopersist.base.runtime import Runtime
 from aiopersist.storage.consensus import Consensus
 
 RENEW_S = 60.0  # between two measurements: within it clocks drift by milliseconds

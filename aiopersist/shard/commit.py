@@ -28,8 +28,8 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from aiopersist.ending import told
-from aiopersist.errors import Corruption, Indeterminate, InvalidUsage, StorageUnavailable, Unsupported
+from aiopersist.base.ending import told
+from aiopersist.base.errors import Corruption, Indeterminate, InvalidUsage, StorageUnavailable, Unsupported
 from aiopersist.shard import fairness
 from aiopersist.shard.attempt import Attempt, Slot, Unknowable
 from aiopersist.shard.register import Register

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from aiopersist.base.errors import IncompatibleSchema, SchemaMismatch
 from aiopersist.data.types.encodings import encoded_as
 from aiopersist.data.types.evolve import check_evolution
 from aiopersist.data.types.schema import Schema, checked_schema
-from aiopersist.errors import IncompatibleSchema, SchemaMismatch
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
 from aiopersist.state.lifecycle import EvolveSchema

@@ -22,12 +22,12 @@ from functools import partial
 from math import inf
 from typing import Any, Protocol
 
-from aiopersist.resource import run_bounded
+from aiopersist.base.resource import run_bounded
+from aiopersist.base.supervisor import Supervisor
 from aiopersist.shard.polling import Polling
 from aiopersist.storage.consensus import Consensus, Versioned
 from aiopersist.storage.layers import classified
 from aiopersist.storage.watch import Watch
-from aiopersist.supervisor import Supervisor
 
 LINGER_S = 1.0  # how long a shard is followed after its last waiter was served
 VAIN_MAX = 8

@@ -20,8 +20,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from aiopersist.errors import Error, LeaseExpired, OpaqueMismatch, ShardFinalized, SinceViolation
-from aiopersist.frontier import Antichain, Time
+from aiopersist.base.errors import Error, LeaseExpired, OpaqueMismatch, ShardFinalized, SinceViolation
+from aiopersist.base.frontier import Antichain, Time
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.lease import heartbeats

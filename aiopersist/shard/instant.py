@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
 from typing import TypeVar
 
-from aiopersist.errors import InvalidUsage, ShardFinalized, UsageKind, shown
-from aiopersist.failures import Backoff
-from aiopersist.frontier import Antichain, check_time, int_time, successor
+from aiopersist.base.errors import InvalidUsage, ShardFinalized, UsageKind, shown
+from aiopersist.base.failures import Backoff
+from aiopersist.base.frontier import Antichain, check_time, int_time, successor
 from aiopersist.shard.clock import StoreClock
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard

@@ -9,9 +9,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from aiopersist.errors import LeaseExpired, OpaqueMismatch, ShardFinalized
-from aiopersist.failures import named
-from aiopersist.settings import SECONDS_MAX
+from aiopersist.base.errors import LeaseExpired, OpaqueMismatch, ShardFinalized
+from aiopersist.base.failures import named
+from aiopersist.base.settings import SECONDS_MAX
 from aiopersist.shard.stack import Stack
 
 log = logging.getLogger("aiopersist").getChild("leases")

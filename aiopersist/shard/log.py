@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from math import inf
 
-from aiopersist.ending import both
-from aiopersist.errors import Corruption
+from aiopersist.base.ending import both
+from aiopersist.base.errors import Corruption
 from aiopersist.shard.stack import Stack
 from aiopersist.state.diff import Diff, apply, tombstone
 from aiopersist.state.invariants import check_state

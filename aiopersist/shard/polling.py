@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from aiopersist.supervisor import Supervisor
+from aiopersist.base.supervisor import Supervisor
 
 F = TypeVar("F")
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from itertools import islice
 from typing import Generic, TypeVar
 
-from aiopersist.supervisor import Supervisor
+from aiopersist.base.supervisor import Supervisor
 
 T = TypeVar("T")
 

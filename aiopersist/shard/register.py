@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TypeAlias, TypeVar
 
-from aiopersist.errors import Corruption, ShardFinalized
+from aiopersist.base.errors import Corruption, ShardFinalized
 from aiopersist.shard.log import consensus_key, load, replay
 from aiopersist.shard.stack import Stack
 from aiopersist.state.diff import decode_commit, finalized

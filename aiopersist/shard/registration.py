@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from aiopersist.errors import BatchExpired, Error, LeaseExpired
+from aiopersist.base.errors import BatchExpired, Error, LeaseExpired
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, heartbeats

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 
-from aiopersist.errors import Error
+from aiopersist.base.errors import Error
 from aiopersist.shard.stack import Stack
 
 KEY = "resting"

@@ -2,10 +2,10 @@
 
 from typing import Any, TypeVar
 
+from aiopersist.base.errors import ShardFinalized, UnknownShard
+from aiopersist.base.frontier import Antichain, Time, minimum, shaped
 from aiopersist.data.types.evolve import mismatch
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import ShardFinalized, UnknownShard
-from aiopersist.frontier import Antichain, Time, minimum, shaped
 from aiopersist.shard.catalog import ShardId, find
 from aiopersist.shard.commit import commit
 from aiopersist.shard.hold import ReadonlyHold, SharedHold

@@ -11,12 +11,13 @@ from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from aiopersist.ending import both
-from aiopersist.errors import Error
+from aiopersist.base.ending import both
+from aiopersist.base.errors import Error
+from aiopersist.base.resource import Handle, Opening, Scope, run_bounded
+from aiopersist.base.runtime import Runtime
+from aiopersist.base.settings import Settings
+from aiopersist.base.supervisor import Supervisor
 from aiopersist.measure.providers import Measures
-from aiopersist.resource import Handle, Opening, Scope, run_bounded
-from aiopersist.runtime import Runtime
-from aiopersist.settings import Settings
 from aiopersist.shard.catalog import ShardId, resolve, resolve_or_create
 from aiopersist.shard.clock import StoreClock
 from aiopersist.shard.follow import Follower
@@ -25,7 +26,6 @@ from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus
-from aiopersist.supervisor import Supervisor
 
 H = TypeVar("H", bound=Handle)
 

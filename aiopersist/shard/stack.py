@@ -10,20 +10,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from aiopersist.base.runtime import Runtime
+from aiopersist.base.settings import Settings
+from aiopersist.base.supervisor import Supervisor
+from aiopersist.base.threads import Threads
 from aiopersist.data.lazy import PARQUET, are_imported, import_all, import_polars, is_warm, warm_up
 from aiopersist.data.types.schema import Schema, has_lists, plain_types
 from aiopersist.measure.metrics import Metrics, NoMetrics, OngoingWork
 from aiopersist.measure.tracing import NO_TRACING, Tracing
-from aiopersist.runtime import Runtime
-from aiopersist.settings import Settings
 from aiopersist.shard.clock import StoreClock
 from aiopersist.shard.follow import Follower
 from aiopersist.shard.turns import ReadTurns
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus
 from aiopersist.storage.stall import StallLog
-from aiopersist.supervisor import Supervisor
-from aiopersist.threads import Threads
 
 T = TypeVar("T")
 

@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 import anyio
 from anyio.from_thread import BlockingPortal
 
-from aiopersist.client import Client
-from aiopersist.resource import Closeable
+from aiopersist.base.resource import Closeable
+from aiopersist.client.client import Client
 from aiopersist.spark.location import SparkLocation
 
 T = TypeVar("T")

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio.to_thread
 
-from aiopersist.client import Client
+from aiopersist.base.errors import BatchExpired, InvalidUsage, UsageKind
+from aiopersist.base.frontier import Time
+from aiopersist.base.resource import Resource
+from aiopersist.base.settings import Settings
+from aiopersist.client.client import Client
 from aiopersist.compact.shared_compaction import Goal
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.select import check_where
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import BatchExpired, InvalidUsage, UsageKind
-from aiopersist.frontier import Time
 from aiopersist.read.shared_read import SharedRead
-from aiopersist.resource import Resource
-from aiopersist.settings import Settings
 from aiopersist.shard.registration import LOST_MAX
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge, closing, on_caller, to_its_end

@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from aiopersist.base.errors import InvalidUpdate, InvalidUsage, UsageKind
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.plain import bool_scalar
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind
 from aiopersist.spark.maps import as_maps, shown_type
 
 TIME, DIFF = "_time", "_diff"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 
-from aiopersist.client import Client
+from aiopersist.client.client import Client
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.part.key_range import Leaf, leaves
 from aiopersist.data.types.schema import Schema

@@ -9,11 +9,11 @@ import json
 import os
 from typing import Any, NamedTuple
 
-from aiopersist.client import Client
-from aiopersist.errors import InvalidLocation
-from aiopersist.opening import open as open_client
-from aiopersist.resource import Opening
-from aiopersist.settings import Settings
+from aiopersist.base.errors import InvalidLocation
+from aiopersist.base.resource import Opening
+from aiopersist.base.settings import Settings
+from aiopersist.client.client import Client
+from aiopersist.client.open import open as open_client
 from aiopersist.storage.address import has_secrets, scheme_of
 from aiopersist.storage.urls import Location, parse_location
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from aiopersist.base.errors import InvalidUsage, UsageKind
 from aiopersist.data.lazy import pa, pc
-from aiopersist.errors import InvalidUsage, UsageKind
 
 NAME = "map"  # in the shard's schema, as the name of a codec
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
+from aiopersist.base.errors import InvalidUsage, UsageKind
 from aiopersist.data.lazy import pa
-from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.plan import APPEND, DELETE, OVERWRITE, UPSERT, WriteSpec
 from aiopersist.spark.sessions import arrow_schema

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
-from aiopersist.client import Client
+from aiopersist.base.errors import Error, InvalidUsage, UnknownShard, UpperMismatch, UsageKind
+from aiopersist.base.frontier import Antichain
+from aiopersist.base.resource import Opening
+from aiopersist.client.client import Client
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.select import check_where
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import Error, InvalidUsage, UnknownShard, UpperMismatch, UsageKind
-from aiopersist.frontier import Antichain
 from aiopersist.gc.collect import delete_data
-from aiopersist.resource import Opening
 from aiopersist.shard.catalog import ShardId, free
 from aiopersist.shard.commit import commit
 from aiopersist.spark.bridge import to_its_end

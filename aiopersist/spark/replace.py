@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Self, TypeAlias
 
-from aiopersist.client import Client
+from aiopersist.base.errors import SinceViolation, UpperMismatch
+from aiopersist.base.frontier import Antichain, int_time
+from aiopersist.client.client import Client
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import SinceViolation, UpperMismatch
-from aiopersist.frontier import Antichain, int_time
 from aiopersist.read.shared_read import SharedRead
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import closing, on_caller, to_its_end

@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from aiopersist.client import Client
+from aiopersist.client.client import Client
 from aiopersist.data.lazy import pa
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge

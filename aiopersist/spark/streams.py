@@ -36,12 +36,19 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from aiopersist.client import Client
-from aiopersist.errors import BatchExpired, Error, InvalidUsage, ShardFinalized, SinceViolation, UsageKind
-from aiopersist.frontier import TIME_MAX, Antichain
+from aiopersist.base.errors import (
+    BatchExpired,
+    Error,
+    InvalidUsage,
+    ShardFinalized,
+    SinceViolation,
+    UsageKind,
+)
+from aiopersist.base.frontier import TIME_MAX, Antichain
+from aiopersist.base.settings import Settings
+from aiopersist.client.client import Client
 from aiopersist.read.handle import ReadHandle
 from aiopersist.read.shared_read import SharedRead
-from aiopersist.settings import Settings
 from aiopersist.shard.hold import HistoryPin
 from aiopersist.shard.instant import time_of
 from aiopersist.spark import tasks

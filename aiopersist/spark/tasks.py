@@ -10,10 +10,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from aiopersist.client import Client
+from aiopersist.base.errors import BatchExpired, DiffOverflow, Error, InvalidUpdate, InvalidUsage
+from aiopersist.base.frontier import TIME_MAX
+from aiopersist.client.client import Client
 from aiopersist.data.lazy import pa, pc
-from aiopersist.errors import BatchExpired, DiffOverflow, Error, InvalidUpdate, InvalidUsage
-from aiopersist.frontier import TIME_MAX
 from aiopersist.spark.bridge import bridge, on_caller
 from aiopersist.spark.columns import Columns
 from aiopersist.spark.location import SparkLocation

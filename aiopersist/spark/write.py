@@ -16,9 +16,9 @@ Everything here is a coroutine of the bridge's loop; only `Run` blocks, on the t
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from aiopersist.client import Client
-from aiopersist.errors import InvalidUsage, UpperMismatch, UsageKind
-from aiopersist.frontier import Antichain
+from aiopersist.base.errors import InvalidUsage, UpperMismatch, UsageKind
+from aiopersist.base.frontier import Antichain
+from aiopersist.client.client import Client
 from aiopersist.spark.bridge import closing, to_its_end
 from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.plan import APPEND, DELETE, WritePlan, Writer, is_done, writer_of

@@ -5,12 +5,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.frontier import Antichain, Time
+from aiopersist.base.frontier import frontier as as_frontier
 from aiopersist.data.types.codec import Field
 from aiopersist.data.types.nested import Instances, Lists, Structs
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import InvalidUsage, UsageKind, shown
-from aiopersist.frontier import Antichain, Time
-from aiopersist.frontier import frontier as as_frontier
 from aiopersist.stash import rules
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.model import Codecs, Frontiers, Stored, StoredRows

@@ -1,8 +1,8 @@
 """The refusals of a stash. The type says what the caller can do; the text names the collection, and writes
 frontiers as `{3}`, `{}`."""
 
-from aiopersist.errors import Error
-from aiopersist.frontier import Antichain
+from aiopersist.base.errors import Error
+from aiopersist.base.frontier import Antichain
 
 
 class StashError(Error):

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from aiopersist.base.frontier import int_time
+from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.data.updates.consolidate import DIFF_MAX, DIFF_MIN
-from aiopersist.frontier import int_time
-from aiopersist.runtime import SYSTEM, Runtime
 from aiopersist.stash.model import (
     Fence,
     Frontiers,

@@ -7,7 +7,7 @@ if another opener has changed anything meanwhile, the step runs again, on the ne
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from aiopersist.resource import Resource, Scope
+from aiopersist.base.resource import Resource, Scope
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.memory import DraftStore
 from aiopersist.stash.model import Loaded, Select

@@ -15,8 +15,8 @@ from enum import Enum
 from itertools import compress
 from typing import Any, NamedTuple
 
-from aiopersist.errors import Corruption, shown
-from aiopersist.frontier import TIME_MAX, Antichain
+from aiopersist.base.errors import Corruption, shown
+from aiopersist.base.frontier import TIME_MAX, Antichain
 
 FORMAT = 1  # of the tables
 NEWER = "a newer version of aiopersist wrote the stash: use that version"

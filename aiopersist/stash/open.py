@@ -14,8 +14,7 @@ from typing import NamedTuple, Self
 
 import anyio.to_thread
 
-from aiopersist.data.lazy import import_arrow, warm_up
-from aiopersist.errors import (
+from aiopersist.base.errors import (
     Indeterminate,
     InvalidLocation,
     InvalidUsage,
@@ -24,10 +23,12 @@ from aiopersist.errors import (
     UsageKind,
     shown,
 )
+from aiopersist.base.resource import Opening, Scope
+from aiopersist.base.runtime import SYSTEM, Runtime
+from aiopersist.base.settings import Settings, settings_or_environment
+from aiopersist.base.supervisor import Supervisor
+from aiopersist.data.lazy import import_arrow, warm_up
 from aiopersist.measure.metrics import Metrics
-from aiopersist.resource import Opening, Scope
-from aiopersist.runtime import SYSTEM, Runtime
-from aiopersist.settings import Settings, settings_or_environment
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.memory import DraftStore, MemoryStore, StashTables
 from aiopersist.stash.model import Opener, Select
@@ -39,7 +40,6 @@ from aiopersist.storage.consensus import Consensus
 from aiopersist.storage.layers import Retry
 from aiopersist.storage.memory import MemoryConsensus
 from aiopersist.storage.urls import extra, memory_name
-from aiopersist.supervisor import Supervisor
 
 DEFAULT_NAME = "stash"
 

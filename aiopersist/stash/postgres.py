@@ -20,8 +20,8 @@ from typing import Any
 import asyncpg
 from asyncpg.prepared_stmt import PreparedStatement
 
-from aiopersist.errors import InvalidUsage, UsageKind, shown
-from aiopersist.settings import Settings
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.settings import Settings
 from aiopersist.stash import postgres_sql as sql
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.model import (

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import anyio.to_thread
 
+from aiopersist.base.errors import CodecMismatch, Corruption, InvalidUpdate
+from aiopersist.base.frontier import TIME_MAX, Antichain
 from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import ipc, pa, pc
 from aiopersist.data.plain import int64_array, int64_scalar
@@ -27,8 +29,6 @@ from aiopersist.data.texts import INT64, texts_of, values_of
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import contents, sum_columns
 from aiopersist.data.updates.convert import to_table
-from aiopersist.errors import CodecMismatch, Corruption, InvalidUpdate
-from aiopersist.frontier import TIME_MAX, Antichain
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.model import Codecs, StoredRows
 

@@ -6,7 +6,7 @@ raises `StashError`.
 
 from collections.abc import Sequence
 
-from aiopersist.frontier import TIME_MAX, Antichain, int_time, last_before
+from aiopersist.base.frontier import TIME_MAX, Antichain, int_time, last_before
 from aiopersist.stash.errors import NothingSealed, StaleLower, StashError
 from aiopersist.stash.model import Frontiers
 

@@ -20,12 +20,13 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from aiopersist.ending import told
-from aiopersist.errors import Corruption, Indeterminate, StorageUnavailable
-from aiopersist.failures import Backoff
+from aiopersist.base.ending import told
+from aiopersist.base.errors import Corruption, Indeterminate, StorageUnavailable
+from aiopersist.base.failures import Backoff
+from aiopersist.base.runtime import Runtime
+from aiopersist.base.settings import Settings
+from aiopersist.base.supervisor import RELEASE_DEADLINE_S, Supervisor
 from aiopersist.measure.metrics import Metrics, NoMetrics
-from aiopersist.runtime import Runtime
-from aiopersist.settings import Settings
 from aiopersist.stash.errors import Fenced, StashError
 from aiopersist.stash.memory import DraftStore, moved
 from aiopersist.stash.model import Loaded, Opener, Select, Sending, StoreChange, Stored, StoredRows, Verdict
@@ -33,7 +34,6 @@ from aiopersist.stash.store import Store
 from aiopersist.storage.layers import Retry
 from aiopersist.storage.stall import StallLog
 from aiopersist.storage.wishes import Losses, slot_after
-from aiopersist.supervisor import RELEASE_DEADLINE_S, Supervisor
 
 Plan = Callable[[Mapping[int, Stored]], StoreChange]
 """From collections as they are now, without rows, to a change."""

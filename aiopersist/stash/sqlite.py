@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import TypeVar
 
-from aiopersist.runtime import Runtime
+from aiopersist.base.runtime import Runtime
 from aiopersist.stash import sqlite_sql as sql
 from aiopersist.stash.model import Fence, Loaded, Opener, Select, Sending, StoreChange, Verdict, judge
 from aiopersist.stash.store import OPENER_RETENTION_S, STASH, Store

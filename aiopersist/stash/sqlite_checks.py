@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from aiopersist.errors import Corruption, shown
+from aiopersist.base.errors import Corruption, shown
 from aiopersist.stash.model import StoredRows
 
 KINDS = (("key", str), ("val", str), ("time", int), ("diff", int))

@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, overload
 
+from aiopersist.base.errors import shown
+from aiopersist.base.frontier import Antichain, Time
+from aiopersist.base.resource import Root, Scope
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import shown
-from aiopersist.frontier import Antichain, Time
-from aiopersist.resource import Root, Scope
 from aiopersist.stash import rules
 from aiopersist.stash.collection import (
     AppendBatch,

@@ -14,11 +14,11 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
+from aiopersist.base.user_functions import call_plain
 from aiopersist.data.lazy import pa
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.annotations import field_of
 from aiopersist.data.updates.order import row_keys
-from aiopersist.plain import call_plain
 from aiopersist.stash.errors import StashError
 
 K = TypeVar("K")

@@ -16,8 +16,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, overload
 
-from aiopersist.frontier import TIME_MAX, Antichain, int_time
-from aiopersist.plain import call_plain
+from aiopersist.base.frontier import TIME_MAX, Antichain, int_time
+from aiopersist.base.user_functions import call_plain
 from aiopersist.stash import rules
 from aiopersist.stash.collection import StashCollection, stored_of
 from aiopersist.stash.errors import StashError

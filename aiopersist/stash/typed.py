@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar, cast, overload
 
+from aiopersist.base.frontier import Antichain
+from aiopersist.base.user_functions import call_plain
 from aiopersist.data.types.schema import Schema
-from aiopersist.frontier import Antichain
-from aiopersist.plain import call_plain
 from aiopersist.stash.collection import StashCollection, as_tuple, check_absence, check_keys, check_name
 from aiopersist.stash.errors import NothingSealed, StaleLower
 from aiopersist.stash.model import StoredRows

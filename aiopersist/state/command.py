@@ -21,8 +21,8 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from aiopersist.errors import BatchExpired, Error, ShardFinalized, UnknownShard
-from aiopersist.frontier import Antichain
+from aiopersist.base.errors import BatchExpired, Error, ShardFinalized, UnknownShard
+from aiopersist.base.frontier import Antichain
 from aiopersist.state.diff import Changes
 from aiopersist.state.model import CriticalReader, LeasedReader, Retention, State, Writer
 from aiopersist.state.position import SubscriptionRecord, changed_by_time

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 from aiopersist.state.command import Commit, Context, Keep, commit, live, refusal_if_gone, renewed
 from aiopersist.state.model import COLLECTION, Claim, HollowBatch, State
 from aiopersist.state.record import HollowPart, goodbytes_at_most

@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from aiopersist.errors import Error, IncompatibleSchema, InvalidUsage, OpaqueMismatch, UsageKind
-from aiopersist.frontier import Antichain
+from aiopersist.base.errors import Error, IncompatibleSchema, InvalidUsage, OpaqueMismatch, UsageKind
+from aiopersist.base.frontier import Antichain
 from aiopersist.state.command import Commit, Context, Keep, commit, live, meet_of_holds
 from aiopersist.state.diff import Changes
 from aiopersist.state.model import CriticalReader, Mark, State

@@ -17,8 +17,8 @@ from typing import Any
 from msgspec.structs import asdict
 from pydantic_core import from_json
 
-from aiopersist.errors import Corruption
-from aiopersist.frontier import Antichain
+from aiopersist.base.errors import Corruption
+from aiopersist.base.frontier import Antichain
 from aiopersist.state.ids import Ids
 from aiopersist.state.model import (
     FORMAT,

@@ -7,7 +7,7 @@ A violation before the write is a bug of ours, and nothing is written; after the
 
 from itertools import chain, pairwise
 
-from aiopersist.errors import Corruption
+from aiopersist.base.errors import Corruption
 from aiopersist.state.diff import Diff, added_parts, replaced_parts
 from aiopersist.state.keys import writer_of
 from aiopersist.state.model import State

@@ -5,7 +5,7 @@ import re
 from typing import NamedTuple
 from uuid import UUID
 
-from aiopersist.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
 
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _FORM = re.compile(rf"([si]{_UUID})/(w{_UUID})/({_UUID})\.parquet")

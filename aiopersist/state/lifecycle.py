@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from aiopersist.errors import SchemaMismatch
-from aiopersist.frontier import Antichain
+from aiopersist.base.errors import SchemaMismatch
+from aiopersist.base.frontier import Antichain
 from aiopersist.state.command import (
     Commit,
     Context,

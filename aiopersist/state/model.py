@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import force_setattr
 
-from aiopersist.errors import ShardFinalized
-from aiopersist.frontier import Antichain, Description
+from aiopersist.base.errors import ShardFinalized
+from aiopersist.base.frontier import Antichain, Description
 from aiopersist.state.ids import Ids
 from aiopersist.state.once import NO_IDS, OnceIds
 from aiopersist.state.position import SubscriptionRecord

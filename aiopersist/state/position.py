@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from math import inf
 
-from aiopersist.frontier import Antichain, int_time, last_before, predecessor
+from aiopersist.base.frontier import Antichain, int_time, last_before, predecessor
 from aiopersist.state.record import Record
 
 

@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
-from aiopersist.errors import LeaseExpired, OpaqueMismatch, SinceViolation
-from aiopersist.frontier import Antichain
+from aiopersist.base.errors import LeaseExpired, OpaqueMismatch, SinceViolation
+from aiopersist.base.frontier import Antichain
 from aiopersist.state.command import Commit, Context, Keep, commit, live, seqno_hold_of
 from aiopersist.state.diff import Changes
 from aiopersist.state.model import LeasedReader, State

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Self, TypedDict, TypeVar, get_args, get_origi
 import msgspec
 from msgspec import Meta, Struct
 
-from aiopersist.frontier import Antichain, antichain_of
+from aiopersist.base.frontier import Antichain, antichain_of
 
 T = TypeVar("T")
 

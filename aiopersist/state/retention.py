@@ -8,8 +8,8 @@ last complete time, on any path, since all paths go through `_target`. So there 
 
 from msgspec import Struct
 
-from aiopersist.errors import InvalidUsage, OpaqueMismatch, UsageKind
-from aiopersist.frontier import Antichain, predecessor
+from aiopersist.base.errors import InvalidUsage, OpaqueMismatch, UsageKind
+from aiopersist.base.frontier import Antichain, predecessor
 from aiopersist.state.command import (
     Commit,
     Context,

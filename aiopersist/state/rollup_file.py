@@ -5,7 +5,7 @@ import hashlib
 import zlib
 from collections.abc import Iterator
 
-from aiopersist.errors import Corruption
+from aiopersist.base.errors import Corruption
 from aiopersist.state.diff import check_format, format_of, not_understood, without_spent
 from aiopersist.state.ids import PAGE, Ids
 from aiopersist.state.model import FORMAT_OF_IDS, State, TransactionRecord

@@ -8,7 +8,7 @@ shard do not have it. Bytes of another version of the shard name another seqno (
 
 from zlib import crc32
 
-from aiopersist.errors import Corruption
+from aiopersist.base.errors import Corruption
 from aiopersist.state.diff import Diff, decode_diff, encode_diff
 
 PLAIN_CHARS = 36  # of the longest commit id that was ever written without a checksum: a UUID

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from aiopersist.errors import AlreadyAppended, BatchExpired
+from aiopersist.base.errors import AlreadyAppended, BatchExpired
 from aiopersist.state.command import Commit, Context, Keep, commit, live
 from aiopersist.state.model import State
 

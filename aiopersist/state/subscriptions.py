@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from aiopersist.errors import (
+from aiopersist.base.errors import (
     Error,
     InvalidUsage,
     OpaqueMismatch,
@@ -26,7 +26,7 @@ from aiopersist.errors import (
     UsageKind,
     shown,
 )
-from aiopersist.frontier import Antichain, last_before, minimum
+from aiopersist.base.frontier import Antichain, last_before, minimum
 from aiopersist.state.command import Commit, Context, Keep, commit, live
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.position import Position, SubscriptionRecord, WithinContents, key_of

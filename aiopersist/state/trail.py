@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from aiopersist.errors import Corruption
+from aiopersist.base.errors import Corruption
 from aiopersist.state.diff import RollupName, check_format, not_understood
 from aiopersist.state.model import State
 from aiopersist.state.names import BatchPath, batches_of, keys_of

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from aiopersist.errors import (
+from aiopersist.base.errors import (
     BatchExpired,
     Error,
     InvalidUsage,
@@ -16,7 +16,7 @@ from aiopersist.errors import (
     UsageKind,
     shown,
 )
-from aiopersist.frontier import Antichain, int_time, last_before, successor
+from aiopersist.base.frontier import Antichain, int_time, last_before, successor
 from aiopersist.state.command import Commit, Context, Keep, claims_of, commit, live, micros, renewed
 from aiopersist.state.diff import Changes, tombstone_of
 from aiopersist.state.keys import writer_of

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Self
 from urllib.parse import unquote
 
-from aiopersist.errors import InvalidLocation
+from aiopersist.base.errors import InvalidLocation
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")

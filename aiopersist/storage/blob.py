@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 
-from aiopersist.errors import StorageUnavailable
+from aiopersist.base.errors import StorageUnavailable
 
 
 class NotDeleted(StorageUnavailable):

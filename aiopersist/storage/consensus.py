@@ -6,8 +6,8 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from aiopersist.errors import Unsupported
-from aiopersist.resource import run_bounded
+from aiopersist.base.errors import Unsupported
+from aiopersist.base.resource import run_bounded
 from aiopersist.storage.watch import TaskWatch, Watch
 
 HEADS_AT_ONCE = 16  # requests under way of a store that reads heads one by one

@@ -28,11 +28,11 @@ from shutil import rmtree
 from threading import Lock
 from typing import NamedTuple, TypeVar
 
-from aiopersist.runtime import Runtime
+from aiopersist.base.runtime import Runtime
+from aiopersist.base.threads import Threads
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.folders import give_folder, make_folder
 from aiopersist.storage.wrapper import CachedBlob
-from aiopersist.threads import Threads
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 
-from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable
+from aiopersist.base.errors import Indeterminate, InvalidLocation, StorageUnavailable
 
 try:
     import fcntl

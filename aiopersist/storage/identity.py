@@ -32,9 +32,9 @@ from functools import partial
 from itertools import chain, repeat
 from typing import Any
 
-from aiopersist.ending import both
-from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable
-from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.base.ending import both
+from aiopersist.base.errors import Indeterminate, InvalidLocation, StorageUnavailable
+from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus, Versioned

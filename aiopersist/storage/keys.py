@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.base.errors import InvalidUsage, UsageKind
 from aiopersist.storage.consensus import Entry
 
 CONSENSUS_KEY_BYTES_MAX = 2048  # a Postgres index entry holds at most a third of a page

@@ -16,12 +16,12 @@ from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from math import inf
 from typing import Any, TypeVar
 
-from aiopersist.errors import Error, Indeterminate, StorageUnavailable
+from aiopersist.base.errors import Error, Indeterminate, StorageUnavailable
+from aiopersist.base.runtime import Runtime
+from aiopersist.base.settings import Settings
 from aiopersist.measure.metrics import Metrics, NoMetrics
 from aiopersist.measure.providers import Measures
 from aiopersist.measure.tracing import Tracing
-from aiopersist.runtime import Runtime
-from aiopersist.settings import Settings
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus, Versioned

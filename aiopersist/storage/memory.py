@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus, Entry, Versioned, seqnos_of, sliced
 from aiopersist.storage.keys import check_blob_key, check_consensus_key, check_entries, closed

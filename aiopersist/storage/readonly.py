@@ -7,7 +7,7 @@ determinate and is not retried: nothing was sent.
 from collections.abc import Awaitable
 from typing import NoReturn, TypeVar
 
-from aiopersist.errors import Unsupported
+from aiopersist.base.errors import Unsupported
 from aiopersist.storage.wrapper import READS, Request, WrappedBlob, WrappedConsensus
 
 T = TypeVar("T")

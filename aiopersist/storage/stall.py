@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from aiopersist.runtime import Runtime
+from aiopersist.base.runtime import Runtime
 
 log = logging.getLogger("aiopersist").getChild("storage")
 

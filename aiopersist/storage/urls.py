@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
-from aiopersist.errors import InvalidLocation, to_install
-from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.base.errors import InvalidLocation, to_install
+from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.storage.address import Address, scheme_of, without_secrets
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus

@@ -10,7 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 
-from aiopersist.errors import Error
+from aiopersist.base.errors import Error
 
 log = logging.getLogger("aiopersist").getChild("storage")
 

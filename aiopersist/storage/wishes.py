@@ -4,7 +4,7 @@ of others. `shard/fairness.py` tells the whole story; see also `Consensus.wish`.
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.base.runtime import SYSTEM, Runtime
 
 WISHES_AFTER = 2
 SELDOM = 8  # losses; from then on one of so many

@@ -16,8 +16,8 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from aiopersist.errors import OpaqueMismatch, ShardFinalized, SubscriptionExpired
-from aiopersist.failures import Backoff
+from aiopersist.base.errors import OpaqueMismatch, ShardFinalized, SubscriptionExpired
+from aiopersist.base.failures import Backoff
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, heartbeats

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from aiopersist.errors import Error, Indeterminate, InvalidUsage
+from aiopersist.base.errors import Error, Indeterminate, InvalidUsage
 from aiopersist.shard.attempt import Attempt, Slot
 from aiopersist.shard.commit import commit_all, settle
 from aiopersist.shard.shard import Shard

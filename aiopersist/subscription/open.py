@@ -5,16 +5,16 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
+from aiopersist.base.errors import InvalidUsage, SinceViolation, UsageKind, shown
+from aiopersist.base.frontier import check_time, successor
+from aiopersist.base.resource import Opening, Scope
+from aiopersist.base.settings import SECONDS_MAX
 from aiopersist.data.types.schema import Schema, checked_schema
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import InvalidUsage, SinceViolation, UsageKind, shown
-from aiopersist.frontier import check_time, successor
 from aiopersist.read.feed import UpdateFeed, UpdatesStep
 from aiopersist.read.handle import ReadHandle, session_of
 from aiopersist.read.places import position_of
 from aiopersist.read.session import ReadSession
-from aiopersist.resource import Opening, Scope
-from aiopersist.settings import SECONDS_MAX
 from aiopersist.shard.catalog import check_name
 from aiopersist.shard.commit import commit
 from aiopersist.shard.instant import as_int, time_of

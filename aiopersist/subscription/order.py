@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Self
 
-from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.base.errors import InvalidUsage, UsageKind
 from aiopersist.state.position import Position
 
 _within: ContextVar[tuple[object, ...]] = ContextVar("acknowledging", default=())

@@ -4,9 +4,9 @@ same on every machine and in every version."""
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
 from aiopersist.data.jsonable import column_texts
 from aiopersist.data.lazy import pa
-from aiopersist.errors import InvalidUsage, UsageKind, shown
 
 if TYPE_CHECKING:
     from pyarrow import Table as ArrowTable  # type: ignore[import-untyped]  # pyarrow ships no stubs

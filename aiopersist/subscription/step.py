@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from aiopersist.base.frontier import Antichain
 from aiopersist.data.updates.updates import Updates
-from aiopersist.frontier import Antichain
 from aiopersist.state.position import Position
 
 K = TypeVar("K")

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, Self, TypeVar
 
-from aiopersist.errors import (
+from aiopersist.base.errors import (
     Error,
     Indeterminate,
     InvalidUsage,
@@ -13,8 +13,8 @@ from aiopersist.errors import (
     UsageKind,
     shown,
 )
+from aiopersist.base.resource import Resource, Scope
 from aiopersist.read.feed import UpdateFeed, UpdatesStep
-from aiopersist.resource import Resource, Scope
 from aiopersist.shard.stack import Stack
 from aiopersist.subscription.consumer import Consumer
 from aiopersist.subscription.joint import JointAck, JointAcks, acknowledging

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel
 
-from aiopersist.frontier import Antichain, int_time
+from aiopersist.base.frontier import Antichain, int_time
 from aiopersist.state.model import State
 from aiopersist.state.position import SubscriptionRecord
 from aiopersist.state.subscriptions import batches_beyond, has_expired

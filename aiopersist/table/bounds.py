@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from aiopersist.frontier import Antichain, last_before
+from aiopersist.base.frontier import Antichain, last_before
 from aiopersist.parts.fetch import Named
 from aiopersist.state.model import State
 from aiopersist.state.record import goodbytes_at_most

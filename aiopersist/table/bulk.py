@@ -27,18 +27,25 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from aiopersist.base.errors import (
+    BatchExpired,
+    Error,
+    LeaseExpired,
+    ShardFinalized,
+    SinceViolation,
+    UpperMismatch,
+)
+from aiopersist.base.frontier import Antichain, last_before, minimum, successor
+from aiopersist.base.progress import Progressing, progress
+from aiopersist.base.resource import run_bounded
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.updates.assemble import at_time, concat
-from aiopersist.errors import BatchExpired, Error, LeaseExpired, ShardFinalized, SinceViolation, UpperMismatch
-from aiopersist.frontier import Antichain, last_before, minimum, successor
 from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.parts.runs import merged, plan_runs
 from aiopersist.parts.upload import Upload
-from aiopersist.progress import Progressing, progress
 from aiopersist.read.interval import hold_for, parts_since
 from aiopersist.read.query import Query
 from aiopersist.read.snapshot import groups
-from aiopersist.resource import run_bounded
 from aiopersist.shard import fairness
 from aiopersist.shard.hold import HistoryPin
 from aiopersist.shard.registration import Registration

@@ -18,8 +18,8 @@ import asyncio
 from collections.abc import Collection, Iterable
 from itertools import count
 
-from aiopersist.frontier import Antichain, successor
-from aiopersist.resource import run_bounded
+from aiopersist.base.frontier import Antichain, successor
+from aiopersist.base.resource import run_bounded
 from aiopersist.shard.commit import commit
 from aiopersist.shard.stack import Stack
 from aiopersist.state.command import micros

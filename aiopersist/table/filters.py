@@ -7,13 +7,13 @@ from functools import reduce
 from operator import and_, or_
 from typing import Any
 
+from aiopersist.base.errors import InvalidUpdate, InvalidUsage, UsageKind, shown
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.part import keys
 from aiopersist.data.part.select import check_where
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.encodings import natural
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind, shown
 
 
 def condition(

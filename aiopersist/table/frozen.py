@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, NoReturn, TypeVar
 
-from aiopersist.errors import SinceViolation, Unsupported
+from aiopersist.base.errors import SinceViolation, Unsupported
 from aiopersist.shard.register import Register
 from aiopersist.table.consistent_read import ConsistentRead
 from aiopersist.table.handle import is_closed, opened

@@ -22,7 +22,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, nullconte
 from functools import partial
 from operator import call
 
-from aiopersist.errors import (
+from aiopersist.base.errors import (
     CodecMismatch,
     Corruption,
     Error,
@@ -33,8 +33,8 @@ from aiopersist.errors import (
     Unsupported,
     UpperMismatch,
 )
-from aiopersist.frontier import Antichain, successor
-from aiopersist.resource import for_each, run_bounded
+from aiopersist.base.frontier import Antichain, successor
+from aiopersist.base.resource import for_each, run_bounded
 from aiopersist.shard import fairness
 from aiopersist.shard.attempt import Attempt, Slot
 from aiopersist.shard.commit import settle

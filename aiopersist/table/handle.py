@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from aiopersist.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
 from aiopersist.table.open import OpenTable, OpenTables
 from aiopersist.table.schema import TableSchema
 from aiopersist.table.table import Table

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, S
 from itertools import filterfalse, islice
 from typing import NamedTuple
 
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 
 ENTRY_BYTES = 200  # of an entry in memory beside the characters of its texts, about
 KEPT_MAX = 64  # entries in use that one eviction passes over

@@ -14,20 +14,20 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from aiopersist.base.frontier import Time
+from aiopersist.base.resource import run_bounded
+from aiopersist.base.supervisor import Supervisor
 from aiopersist.data.jsonable import SLICE_ROWS, column_from_texts
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.part.wanted import WantedKeys
 from aiopersist.data.plain import int64_scalar
 from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.consolidate import contents
-from aiopersist.frontier import Time
 from aiopersist.parts.fetch import Named, Selection
 from aiopersist.read.query import Query
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import groups, parts_at
-from aiopersist.resource import run_bounded
 from aiopersist.state.model import State
-from aiopersist.supervisor import Supervisor
 from aiopersist.table.held import FullView
 from aiopersist.table.schema import TableSchema
 

@@ -8,12 +8,12 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
+from aiopersist.base.errors import InvalidUsage, ShardFinalized, UnknownShard, UsageKind
+from aiopersist.base.failures import Backoff
+from aiopersist.base.frontier import Antichain
+from aiopersist.base.resource import Opening, Resource, Scope, shared
 from aiopersist.data.lazy import are_imported, import_all, is_warm, warm_up
-from aiopersist.errors import InvalidUsage, ShardFinalized, UnknownShard, UsageKind
-from aiopersist.failures import Backoff
-from aiopersist.frontier import Antichain
 from aiopersist.read.session import ReadSession
-from aiopersist.resource import Opening, Resource, Scope, shared
 from aiopersist.shard.instant import LOOK_S, has_passed, wall_time
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards

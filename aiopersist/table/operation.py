@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from aiopersist.errors import KeyExists
-from aiopersist.plain import call_plain
+from aiopersist.base.errors import KeyExists
+from aiopersist.base.user_functions import call_plain
 from aiopersist.table.schema import TableSchema
 
 

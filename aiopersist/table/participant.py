@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from aiopersist.base.errors import InvalidUsage, UsageKind
+from aiopersist.base.frontier import Antichain
 from aiopersist.data.types.evolve import mismatch
 from aiopersist.data.updates.assemble import at_time, concat
 from aiopersist.data.updates.tiny import Tiny
-from aiopersist.errors import InvalidUsage, UsageKind
-from aiopersist.frontier import Antichain
 from aiopersist.shard.register import Register
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import State

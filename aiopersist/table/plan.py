@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import Struct, field
 
-from aiopersist.errors import ShardFinalized, UpperMismatch
-from aiopersist.frontier import Antichain
+from aiopersist.base.errors import ShardFinalized, UpperMismatch
+from aiopersist.base.frontier import Antichain
 from aiopersist.shard.stack import SLICE_BYTES
 from aiopersist.state.once import UNMARKED, Once
 from aiopersist.state.writing import repeat_of

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from aiopersist.base.errors import InvalidUpdate, InvalidUsage, UsageKind, shown
 from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import pa
 from aiopersist.data.plain import empty_table, int64_array
@@ -23,7 +24,6 @@ from aiopersist.data.updates.consolidate import contents
 from aiopersist.data.updates.convert import chunks_of, is_arrow, to_table
 from aiopersist.data.updates.sizes import check_update_size
 from aiopersist.data.updates.tiny import TINY_ROWS, Tiny, tiny
-from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind, shown
 
 if TYPE_CHECKING:
     from aiopersist.data.types.codec import Field

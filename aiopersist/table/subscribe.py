@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from aiopersist.base.resource import Opening
 from aiopersist.read.feed import UpdatesStep
-from aiopersist.resource import Opening
 from aiopersist.storage.readonly import refuse
 from aiopersist.subscription.open import Wanted, opened
 from aiopersist.subscription.step import StepMark, SubscriptionStep

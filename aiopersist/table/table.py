@@ -8,18 +8,18 @@ from datetime import datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
+from aiopersist.base.errors import InvalidUsage, NotReadable, UsageKind, shown
+from aiopersist.base.frontier import minimum
+from aiopersist.base.resource import Opening, Resource
+from aiopersist.base.user_functions import warn_in_body
 from aiopersist.data.part.select import project, resolve_columns
 from aiopersist.data.plain import empty_table
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.convert import rough_bytes
 from aiopersist.data.updates.given import GivenEntries, taken
 from aiopersist.data.updates.updates import polars_frame
-from aiopersist.errors import InvalidUsage, NotReadable, UsageKind, shown
-from aiopersist.frontier import minimum
-from aiopersist.plain import warn_in_body
 from aiopersist.read.query import Columns
 from aiopersist.read.snapshot import Snapshot, contents_of, count_of, pandas_frame
-from aiopersist.resource import Opening, Resource
 from aiopersist.subscription.open import Wanted
 from aiopersist.subscription.subscription import Subscription
 from aiopersist.table.feed import Feed

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any, TypeVar
 
+from aiopersist.base.errors import Conflict
+from aiopersist.base.user_functions import body_of, call_async, warn_in_body
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import Conflict
-from aiopersist.plain import body_of, call_async, warn_in_body
 from aiopersist.shard import fairness
 from aiopersist.shard.catalog import RecordId, find, resolve_or_create
 from aiopersist.shard.shards import Shards

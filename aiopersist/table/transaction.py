@@ -20,15 +20,15 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from aiopersist.base.errors import InvalidUsage, KeyExists, ShardFinalized, SinceViolation, UsageKind, shown
+from aiopersist.base.frontier import Antichain, last_before, minimum
+from aiopersist.base.resource import run_bounded
 from aiopersist.data.lazy import pa
 from aiopersist.data.updates.convert import ROW, chunks_of, to_table
 from aiopersist.data.updates.given import GivenEntries, taken
 from aiopersist.data.updates.sizes import check_update_size
-from aiopersist.errors import InvalidUsage, KeyExists, ShardFinalized, SinceViolation, UsageKind, shown
-from aiopersist.frontier import Antichain, last_before, minimum
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Snapshot
-from aiopersist.resource import run_bounded
 from aiopersist.table.consistent_read import ConsistentRead
 from aiopersist.table.group import LOOKS_AT_ONCE
 from aiopersist.table.handle import acquired, is_closed, kind_of, leave

@@ -25,10 +25,10 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from math import inf
 from typing import Any
 
+from aiopersist.base.errors import LeaseExpired, ShardFinalized, SinceViolation
+from aiopersist.base.frontier import Antichain, last_before, minimum
 from aiopersist.data.jsonable import SLICE_ROWS
 from aiopersist.data.lazy import pa
-from aiopersist.errors import LeaseExpired, ShardFinalized, SinceViolation
-from aiopersist.frontier import Antichain, last_before, minimum
 from aiopersist.read.interval import hold_for, parts_since
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Snapshot, updates_of

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from aiopersist.client import Client
-from aiopersist.opening import open as open_client
-from aiopersist.runtime import SYSTEM, Runtime
-from aiopersist.settings import Settings
+from aiopersist.base.runtime import SYSTEM, Runtime
+from aiopersist.base.settings import Settings
+from aiopersist.client.client import Client
+from aiopersist.client.open import open as open_client
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.testing.started import http_server, temporary_directory
 
 PROGRAM = "azurite-blob"

@@ -22,8 +22,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from enum import StrEnum
 from typing import TypeVar
 
-from aiopersist.errors import Indeterminate, StorageUnavailable
-from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.base.errors import Indeterminate, StorageUnavailable
+from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
 from aiopersist.storage.watch import TaskWatch, Watch

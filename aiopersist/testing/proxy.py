@@ -16,7 +16,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.runtime import SYSTEM
 
 CHUNK_BYTES = 64 * 1024
 

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from aiopersist.errors import to_install
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.errors import to_install
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.testing.started import (
     PORT_ATTEMPTS,
     http_server,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.runtime import SYSTEM
 
 START_TIMEOUT_S = 60.0  # a loaded machine with two cores; usually well below 1 s
 STOP_TIMEOUT_S = 20.0

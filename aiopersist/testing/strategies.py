@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 
 KEYS = ("", "a", "b", "ba", "é", "\x00")
 

@@ -46,7 +46,7 @@ def __getattr__(name: str) -> Any:
         if error.name is None or error.name.startswith("aiopersist"):
             raise
         missing = error.name.partition(".")[0]
-        from aiopersist.errors import to_install
+        from aiopersist.base.errors import to_install
 
         text = f"{missing} is not installed: {to_install('web')}"
         raise ModuleNotFoundError(text, name=missing) from error

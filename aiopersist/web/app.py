@@ -18,8 +18,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from aiopersist.client import Client
-from aiopersist.errors import (
+from aiopersist.base.errors import (
     Error,
     Indeterminate,
     InvalidUsage,
@@ -30,6 +29,7 @@ from aiopersist.errors import (
     StorageUnavailable,
     UnknownShard,
 )
+from aiopersist.client.client import Client
 from aiopersist.storage.identity import location_key
 from aiopersist.web.contents_page import contents, live, value
 from aiopersist.web.guard import (

@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
-from aiopersist.client import Client
+from aiopersist.client.client import Client
 from aiopersist.maintenance.inspect import GROWTH_MIN_S
 from aiopersist.maintenance.overview import ShardSummary, summaries
 from aiopersist.shard.catalog import IndexedId, KnownNames, ShardId, id_of

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from starlette.datastructures import QueryParams
 
-from aiopersist.errors import InvalidUsage, NotReadable, SinceViolation, UsageKind, shown
-from aiopersist.frontier import Time, less_equal
+from aiopersist.base.errors import InvalidUsage, NotReadable, SinceViolation, UsageKind, shown
+from aiopersist.base.frontier import Time, less_equal
 from aiopersist.state.model import Clock
 from aiopersist.web.readable import Readable, Scale, time_given, time_known
 from aiopersist.web.reading import Question, RowPlace, RowTrail

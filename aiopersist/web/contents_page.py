@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from aiopersist.client import Client
+from aiopersist.base.errors import Error, InvalidUsage, NotReadable, UsageKind, shown
+from aiopersist.client.client import Client
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import Error, InvalidUsage, NotReadable, UsageKind, shown
 from aiopersist.shard.instant import now_for
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import Clock

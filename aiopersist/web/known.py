@@ -8,12 +8,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
-from aiopersist.client import Client
+from aiopersist.base.runtime import Runtime
+from aiopersist.base.supervisor import Supervisor
+from aiopersist.client.client import Client
 from aiopersist.gc.sweep import Usage
-from aiopersist.runtime import Runtime
 from aiopersist.shard.catalog import resolve_any
 from aiopersist.shard.shard import Shard
-from aiopersist.supervisor import Supervisor
 from aiopersist.web.census import Census
 from aiopersist.web.reading import warm_up_reading
 from aiopersist.web.reads import Reads

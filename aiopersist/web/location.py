@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 from starlette.datastructures import QueryParams
 
-from aiopersist.client import Client
-from aiopersist.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
+from aiopersist.client.client import Client
 from aiopersist.maintenance.inspect import GROWTH_S
 from aiopersist.maintenance.overview import ShardSummary
 from aiopersist.measure.view import MetricsView, RequestsView

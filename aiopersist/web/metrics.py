@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from aiopersist.client import Client
+from aiopersist.client.client import Client
 from aiopersist.measure.bounds import BOUNDS_S
 from aiopersist.measure.instruments import DURATIONS, INSTRUMENTS, Durations, Instrument
 from aiopersist.measure.view import Histogram, MetricsView

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import log2
 from typing import NamedTuple
 
-from aiopersist.frontier import Antichain, int_time
+from aiopersist.base.frontier import Antichain, int_time
 from aiopersist.maintenance.inspect import BatchView, HoldView, ShardView
 from aiopersist.state.model import Clock
 from aiopersist.web.ticks import Tick, ticks

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from math import ceil
 from typing import NamedTuple
 
-from aiopersist.errors import InvalidUsage, UsageKind, shown
-from aiopersist.frontier import TIME_MAX, Antichain, Time, int_time, last_before, minimum
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.frontier import TIME_MAX, Antichain, Time, int_time, last_before, minimum
 from aiopersist.shard.instant import ago_of, at_rest
 from aiopersist.state.model import Clock, State
 from aiopersist.state.streams import Arrangement

@@ -9,7 +9,7 @@ import asyncio
 from collections import OrderedDict
 from typing import NamedTuple
 
-from aiopersist.client import Client
+from aiopersist.client.client import Client
 from aiopersist.web.reading import FoundRows, Question, RowsPage, page_of, read_shard
 from aiopersist.web.streams import read_stream
 

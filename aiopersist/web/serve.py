@@ -15,9 +15,9 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from aiopersist.client import Client
-from aiopersist.runtime import SYSTEM
-from aiopersist.settings import PREFIX, TOKEN_NAME
+from aiopersist.base.runtime import SYSTEM
+from aiopersist.base.settings import PREFIX, TOKEN_NAME
+from aiopersist.client.client import Client
 from aiopersist.web.app import inspector
 from aiopersist.web.guard import LOOPBACK_NAMES, HostCheck
 from aiopersist.web.reading import warm_up_reading

@@ -4,9 +4,9 @@ from typing import Any, NamedTuple
 
 from starlette.datastructures import QueryParams
 
-from aiopersist.client import Client
-from aiopersist.errors import InvalidUsage, UsageKind, shown
-from aiopersist.frontier import Antichain
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.frontier import Antichain
+from aiopersist.client.client import Client
 from aiopersist.maintenance.inspect import BatchView, ShardView, growth, inspect, signature
 from aiopersist.shard.log import consensus_key, decoded
 from aiopersist.shard.shard import Shard

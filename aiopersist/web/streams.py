@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiopersist.client import Client
+from aiopersist.base.errors import InvalidUsage, LeaseExpired, UsageKind, shown
+from aiopersist.base.frontier import Antichain
+from aiopersist.client.client import Client
 from aiopersist.data.lazy import pa
 from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.consolidate import contents
-from aiopersist.errors import InvalidUsage, LeaseExpired, UsageKind, shown
-from aiopersist.frontier import Antichain
 from aiopersist.indexed.snapshot import StreamSnapshot
 from aiopersist.parts.fetch import Fetch
 from aiopersist.shard.catalog import resolve_any

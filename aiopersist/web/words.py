@@ -8,7 +8,7 @@ import unicodedata
 from datetime import UTC, datetime, timedelta
 from math import isinf
 
-from aiopersist.frontier import Antichain, Time
+from aiopersist.base.frontier import Antichain, Time
 from aiopersist.state.model import Clock
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

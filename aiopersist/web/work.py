@@ -10,8 +10,8 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
-from aiopersist.client import Client
-from aiopersist.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
+from aiopersist.client.client import Client
 from aiopersist.web.words import counted
 
 FORM_BYTES_MAX = 64 * 1024

@@ -15,7 +15,7 @@
 import asyncio
 from collections.abc import Awaitable, Sequence
 
-from aiopersist.errors import AlreadyAppended, Indeterminate, LeaseExpired, UpperMismatch
+from aiopersist.base.errors import AlreadyAppended, Indeterminate, LeaseExpired, UpperMismatch
 from aiopersist.measure.tracing import Tracing
 from aiopersist.shard import fairness
 from aiopersist.shard.attempt import Attempt

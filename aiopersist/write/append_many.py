@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.frontier import Antichain, Time
 from aiopersist.data.updates.given import taken
-from aiopersist.errors import InvalidUsage, UsageKind, shown
-from aiopersist.frontier import Antichain, Time
 from aiopersist.shard.attempt import Attempt
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack

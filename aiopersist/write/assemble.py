@@ -4,8 +4,8 @@ the bounds of the append cut. Pure."""
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from aiopersist.errors import InvalidUsage, UsageKind
-from aiopersist.frontier import Antichain
+from aiopersist.base.errors import InvalidUsage, UsageKind
+from aiopersist.base.frontier import Antichain
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import HollowPart
 

@@ -9,11 +9,11 @@ from functools import cache, cached_property
 from importlib.metadata import version
 from typing import Any
 
+from aiopersist.base.errors import InvalidUsage, UsageKind
+from aiopersist.base.frontier import Antichain, Time
 from aiopersist.data.part.inline import decode_inline
 from aiopersist.data.part.stats import ColumnStats, decode_key_lower, decode_stats, key_lower, of_part
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import InvalidUsage, UsageKind
-from aiopersist.frontier import Antichain, Time
 from aiopersist.parts.upload import Upload
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.shard import Shard

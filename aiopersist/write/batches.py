@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from aiopersist.errors import InvalidUsage, UsageKind, shown
-from aiopersist.frontier import minimum
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.frontier import minimum
 from aiopersist.write.assemble import AppendableBatch, assembled, check_append
 from aiopersist.write.batch import Batch, inside
 from aiopersist.write.pending import OfHandle, PendingAppend

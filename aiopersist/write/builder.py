@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from aiopersist.base.errors import InvalidUpdate, InvalidUsage, UsageKind
+from aiopersist.base.frontier import Antichain, Time
+from aiopersist.base.resource import Resource, Scope
 from aiopersist.data.updates.given import taken
-from aiopersist.errors import InvalidUpdate, InvalidUsage, UsageKind
-from aiopersist.frontier import Antichain, Time
-from aiopersist.resource import Resource, Scope
 from aiopersist.shard.registration import Registration
 from aiopersist.write.batch import Batch
 from aiopersist.write.checks import check_bounds

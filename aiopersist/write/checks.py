@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.frontier import Antichain, Time, shaped
+from aiopersist.base.settings import Settings
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import InvalidUsage, UsageKind, shown
-from aiopersist.frontier import Antichain, Time, shaped
-from aiopersist.settings import Settings
 from aiopersist.shard.catalog import is_text
 from aiopersist.shard.shard import Shard
 from aiopersist.state.once import UNMARKED, Once, hash_of

@@ -16,18 +16,18 @@ from copy import copy
 from functools import partial
 from typing import Any
 
+from aiopersist.base.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageKind
+from aiopersist.base.frontier import Antichain, successor
+from aiopersist.base.resource import for_each
 from aiopersist.data.lazy import pa
 from aiopersist.data.updates.assemble import at_time, concat, joined
 from aiopersist.data.updates.convert import ROW, chunks_of, is_arrow, to_table
 from aiopersist.data.updates.given import taken
 from aiopersist.data.updates.sizes import check_update_size
 from aiopersist.data.updates.tiny import TINY_ROWS, PlainRows
-from aiopersist.errors import Indeterminate, InvalidUsage, UpperMismatch, UsageKind
-from aiopersist.frontier import Antichain, successor
 from aiopersist.parts.columns import columns_of
 from aiopersist.parts.flush import must_flush
 from aiopersist.parts.upload import Upload, chunks_as_they_come, chunks_on_a_thread, is_small
-from aiopersist.resource import for_each
 from aiopersist.shard.queue import GroupQueue
 from aiopersist.shard.registration import LOST_MAX
 from aiopersist.state.command import Context

@@ -8,12 +8,12 @@ A call checks its bounds and the form of `txn` without any I/O. `append.py` has 
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
+from aiopersist.base.errors import InvalidUsage, UsageKind
+from aiopersist.base.frontier import Antichain, Time
+from aiopersist.base.resource import Opening, Resource, Scope
+from aiopersist.base.user_functions import warn_in_body
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.given import GivenRows, GivenUpdates, taken
-from aiopersist.errors import InvalidUsage, UsageKind
-from aiopersist.frontier import Antichain, Time
-from aiopersist.plain import warn_in_body
-from aiopersist.resource import Opening, Resource, Scope
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards

@@ -2,9 +2,9 @@
 
 from typing import Any, TypeVar
 
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.resource import Opening
 from aiopersist.data.types.schema import Schema, checked_schema
-from aiopersist.errors import InvalidUsage, UsageKind, shown
-from aiopersist.resource import Opening
 from aiopersist.shard.shards import Shards
 from aiopersist.state.model import Clock
 from aiopersist.write.handle import WriteHandle

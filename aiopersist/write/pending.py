@@ -14,16 +14,17 @@ from typing import Any, ClassVar, Protocol, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from aiopersist.data.types.schema import Schema
-from aiopersist.data.updates.given import can_be_taken_again, taken
-from aiopersist.data.updates.tiny import Tiny
-from aiopersist.errors import (
+from aiopersist.base.errors import (
     Corruption,
     Indeterminate,
     LeaseExpired,
     UpperMismatch,
 )
-from aiopersist.frontier import Antichain, minimum
+from aiopersist.base.frontier import Antichain, minimum
+from aiopersist.base.supervisor import RELEASE_DEADLINE_S
+from aiopersist.data.types.schema import Schema
+from aiopersist.data.updates.given import can_be_taken_again, taken
+from aiopersist.data.updates.tiny import Tiny
 from aiopersist.parts.copies import Copies
 from aiopersist.parts.flush import inline_to_blob, must_flush
 from aiopersist.parts.put import Uploaded
@@ -35,7 +36,6 @@ from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.once import UNMARKED, Once
 from aiopersist.state.subscriptions import Ack
 from aiopersist.state.writing import Appended, AppendHollow, NoRoom, PartsExpired, Write, repeat_of
-from aiopersist.supervisor import RELEASE_DEADLINE_S
 from aiopersist.write.staged import StagedBatch, StagingContext, claim_free, delete_all
 
 

@@ -9,10 +9,10 @@ its tasks left behind.
 
 from typing import Any
 
+from aiopersist.base.errors import BatchExpired, InvalidUpdate, InvalidUsage
+from aiopersist.base.frontier import Antichain, Time
+from aiopersist.base.resource import Opening
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import BatchExpired, InvalidUpdate, InvalidUsage
-from aiopersist.frontier import Antichain, Time
-from aiopersist.resource import Opening
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.commit import commit
 from aiopersist.shard.lease import check_lease_s

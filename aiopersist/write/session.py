@@ -8,10 +8,10 @@ first.
 import asyncio
 from typing import Any
 
-from aiopersist.errors import Indeterminate
+from aiopersist.base.errors import Indeterminate
+from aiopersist.base.resource import Scope
 from aiopersist.parts.flush import flush_inline
 from aiopersist.parts.put import Uploaded
-from aiopersist.resource import Scope
 from aiopersist.shard.attempt import Slot, Unknowable
 from aiopersist.shard.commit import settle
 from aiopersist.shard.registration import Registration

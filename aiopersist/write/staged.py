@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from aiopersist.base.errors import AlreadyAppended, Indeterminate, InvalidUsage, ShardFinalized, UsageKind
+from aiopersist.base.frontier import Antichain, minimum
+from aiopersist.base.resource import Scope
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.tiny import Tiny, tiny
-from aiopersist.errors import AlreadyAppended, Indeterminate, InvalidUsage, ShardFinalized, UsageKind
-from aiopersist.frontier import Antichain, minimum
 from aiopersist.parts.put import inline_part_of
 from aiopersist.parts.upload import Upload, fits_inline
-from aiopersist.resource import Scope
 from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration
 from aiopersist.shard.shard import Shard

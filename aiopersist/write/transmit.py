@@ -6,8 +6,8 @@ which it was rewritten. The blobs stay where they are.
 
 from typing import Any
 
-from aiopersist.errors import InvalidUsage, UsageKind
-from aiopersist.frontier import Antichain
+from aiopersist.base.errors import InvalidUsage, UsageKind
+from aiopersist.base.frontier import Antichain
 from aiopersist.parts.envelope import Envelope
 from aiopersist.shard.catalog import ShardId
 from aiopersist.state.model import HollowBatch

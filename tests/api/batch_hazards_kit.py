@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiopersist as ap
-from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyConsensus
 from tests.support.clock import AskedConsensus

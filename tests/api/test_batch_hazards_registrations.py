@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.shard import registration
 from tests.api.batch_hazards_kit import rig
 from tests.support.internals import session_of, shard_of, staged_of

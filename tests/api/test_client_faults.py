@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import Indeterminate, StorageUnavailable
-from aiopersist.runtime import Runtime
+from aiopersist.base.errors import Indeterminate, StorageUnavailable
+from aiopersist.base.runtime import Runtime
+from aiopersist.base.supervisor import Supervisor
 from aiopersist.shard import catalog, log
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.sqlite.consensus import SqliteConsensus
-from aiopersist.supervisor import Supervisor
 from aiopersist.web.census import Census
 from tests.support.internals import shards_of, stack_of
 from tests.support.schemas import SCHEMA

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.ending import CANCELLED_S
-from aiopersist.supervisor import RELEASE_DEADLINE_S
+from aiopersist.base.ending import CANCELLED_S
+from aiopersist.base.supervisor import RELEASE_DEADLINE_S
 from aiopersist.testing.faults import Outcome
 from tests.conftest import StoreUrls
 from tests.subscription.kit import in_time, write

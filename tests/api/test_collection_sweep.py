@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import StorageUnavailable
+from aiopersist.base.errors import StorageUnavailable
 from aiopersist.state.diff import decode_diff
 from tests.support.internals import shards_of
 from tests.support.location import (

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pytest
 
 import aiopersist as ap
-from aiopersist import threads
+from aiopersist.base import threads
+from aiopersist.base.errors import UsageKind
 from aiopersist.data import lazy
 from aiopersist.data.updates.consolidate import sort_and_consolidate
-from aiopersist.errors import UsageKind
 from aiopersist.storage.files.blob import FilesBlob
 from aiopersist.storage.sqlite.consensus import SqliteConsensus
 from tests.support.forked import forked

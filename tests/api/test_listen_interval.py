@@ -3,7 +3,7 @@
 import random
 
 import aiopersist as ap
-from aiopersist.frontier import Antichain, advance, join, minimum
+from aiopersist.base.frontier import Antichain, advance, join, minimum
 from aiopersist.read.interval import batches_of, hold_for
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.runtime import Runtime
+from aiopersist.base.runtime import Runtime
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.state.keys import writer_of

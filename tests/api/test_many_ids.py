@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import UsageKind
+from aiopersist.base.errors import UsageKind
 from aiopersist.shard.log import consensus_key
 from aiopersist.state.ids import Ids
 from aiopersist.state.model import TransactionRecord

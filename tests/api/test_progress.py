@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import aiopersist as ap
-from aiopersist.progress import progress
+from aiopersist.base.progress import progress
 
 SETTINGS = ap.Settings(
     inline_writes_single_max_bytes=0, compaction_memory_bytes=64 * 1024, row_group_bytes=16 * 1024

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import UsageKind
+from aiopersist.base.errors import UsageKind
 from aiopersist.testing.faults import Faults, FaultyBlob
 from tests.support.internals import session_of, shard_of
 from tests.support.schemas import SCHEMA

@@ -219,7 +219,7 @@ async def test_waiting_longer_than_the_lease() -> None:
 
 
 async def test_a_wait_that_is_given_up_lets_go(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiopersist.supervisor.RELEASE_DEADLINE_S", 0.1)
+    monkeypatch.setattr("aiopersist.base.supervisor.RELEASE_DEADLINE_S", 0.1)
     client, other = await place.client(), await place.client()
     await ten_times(other)
     task = await waiting(client, as_of=50)

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 import aiopersist as ap
-from aiopersist.runtime import Runtime
+from aiopersist.base.runtime import Runtime
 
 
 class Named(Runtime):

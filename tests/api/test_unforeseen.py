@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist import runtime
-from aiopersist.failures import LOG_EVERY_S, Backoff, Failures
+from aiopersist.base import runtime
+from aiopersist.base.failures import LOG_EVERY_S, Backoff, Failures
 from tests.support.internals import stack_of
 from tests.support.schemas import SCHEMA
 from tests.support.virtual import in_virtual_time, played

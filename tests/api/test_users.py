@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.storage.disk_cache import DiskCache
 from tests.support.forked import forked
 

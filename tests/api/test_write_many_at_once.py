@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import StorageUnavailable
+from aiopersist.base.errors import StorageUnavailable
 from aiopersist.storage.memory import MemoryConsensus
 from tests.support.callbacks import steps
 from tests.support.schemas import SCHEMA

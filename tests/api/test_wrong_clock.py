@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.runtime import Runtime
+from aiopersist.base.runtime import Runtime
 from aiopersist.state.command import AHEAD_S
 from tests.support.internals import stack_of
 from tests.support.schemas import SCHEMA

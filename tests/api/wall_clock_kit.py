@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.runtime import Runtime
+from aiopersist.base.runtime import Runtime
 
 MICROS = 1_000_000
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from aiopersist.backup.plan import is_before, is_readable, plan_copy
-from aiopersist.errors import OpaqueMismatch
-from aiopersist.frontier import Antichain
+from aiopersist.base.errors import OpaqueMismatch
+from aiopersist.base.frontier import Antichain
 from aiopersist.state.command import Commit, Context, Keep
 from aiopersist.state.copying import CopyMark, MoveCopy, mark_of, opaque_of
 from aiopersist.state.model import CriticalReader, HollowBatch, State
@@ -86,7 +86,7 @@ def test_before(since: Antichain, upper: Antichain, expected: bool) -> None:
     """Goal: by the definition too, on all small times: none that is before the upper is advanced onto it."""
     from itertools import product
 
-    from aiopersist.frontier import advance
+    from aiopersist.base.frontier import advance
 
     assert is_before(since, upper) is expected
     if expected:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Coroutine, Generator
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.base.errors import Indeterminate, StorageUnavailable
 from aiopersist.stash.model import Fence, Loaded, Opener, Select, Sending, StoreChange, Verdict
 from aiopersist.stash.store import Store
 from tests.support.location import WayBlob, WayConsensus

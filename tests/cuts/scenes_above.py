@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 import aiopersist as ap
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.indexed import Indexed
-from aiopersist.runtime import SYSTEM
 from aiopersist.stash import Stash, TypedCollection
 from aiopersist.stash.errors import Fenced
 from aiopersist.stash.memory import MemoryStore, StashTables

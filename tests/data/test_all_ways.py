@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+from aiopersist.base.errors import InvalidUpdate, InvalidUsage
 from aiopersist.data.part.inline import decode_inline, encode_inline
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.buffer import Buffer
 from aiopersist.data.updates.consolidate import sort_and_consolidate
 from aiopersist.data.updates.convert import ROW, chunks_of, to_table
 from aiopersist.data.updates.tiny import PlainRows, tiny
-from aiopersist.errors import InvalidUpdate, InvalidUsage
 from aiopersist.stash import rows as stash
 from aiopersist.table.schema import TableSchema
 from tests.data.arrow_fuzz import plain

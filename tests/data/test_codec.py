@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import AwareDatetime, BaseModel, PositiveInt
 
+from aiopersist.base.errors import Corruption, IncompatibleSchema, InvalidUpdate
 from aiopersist.data.types.evolve import adapt, check_evolution, compatible_evolution
 from aiopersist.data.types.schema import Codec, Schema
 from aiopersist.data.updates.convert import to_table
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import Corruption, IncompatibleSchema, InvalidUpdate
 from tests.data import data_oracle as oracle
 
 

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiopersist.base.errors import DiffOverflow
+from aiopersist.base.frontier import Antichain
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates import codes, consolidate, sizes, times
 from aiopersist.data.updates.convert import to_table
@@ -16,8 +18,6 @@ from aiopersist.data.updates.merge import Merge
 from aiopersist.data.updates.order import row_keys
 from aiopersist.data.updates.tiny import TINY_BYTES, TINY_ROWS, tiny
 from aiopersist.data.updates.updates import Updates, decode_rows
-from aiopersist.errors import DiffOverflow
-from aiopersist.frontier import Antichain
 from tests.data import data_oracle as oracle
 from tests.data.data_oracle import cases, schema_of
 

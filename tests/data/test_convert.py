@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from aiopersist.base.errors import InvalidUpdate
 from aiopersist.data.part.inline import decode_inline, encode_inline
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates import sizes
@@ -20,7 +21,6 @@ from aiopersist.data.updates.buffer import Buffer
 from aiopersist.data.updates.convert import ROW, chunks_of, to_table
 from aiopersist.data.updates.tiny import tiny
 from aiopersist.data.updates.updates import Update, Updates
-from aiopersist.errors import InvalidUpdate
 from tests.data import data_oracle as oracle
 
 PLAIN = Schema(key=str, val=int)

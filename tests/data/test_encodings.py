@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from aiopersist.base.errors import InvalidUpdate
 from aiopersist.data.types.cast import cast_column
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.convert import chunks_of, to_table
-from aiopersist.errors import InvalidUpdate
 
 TEXTS = [None, "", "a", "é" * 3, "x" * 40, "\0"]
 PLAIN = Schema(key=int, val=str)

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
+from aiopersist.base.errors import InvalidUpdate
+from aiopersist.base.frontier import Antichain, Description
 from aiopersist.data.part.part import decode_part, encode_part
 from aiopersist.data.refusal import short
 from aiopersist.data.types.schema import Codec, Schema
 from aiopersist.data.updates.convert import to_table
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import InvalidUpdate
-from aiopersist.frontier import Antichain, Description
 
 NOON = dt.datetime(2026, 7, 1, 12)
 UTC = NOON.replace(tzinfo=dt.UTC)

@@ -6,12 +6,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from aiopersist.base.frontier import Antichain, Description
 from aiopersist.data.jsonable import column_from_texts
 from aiopersist.data.part.part import decode_part, encode_part, iter_row_groups, read_index
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import contents, sort_and_consolidate
 from aiopersist.data.updates.convert import to_table
-from aiopersist.frontier import Antichain, Description
 
 WHOLE = Description(Antichain(0), Antichain(), Antichain(0))
 VALS: dict[str, tuple[pa.DataType, Any]] = {

@@ -12,10 +12,10 @@ import pytest
 from pydantic import AfterValidator, BaseModel, BeforeValidator, create_model
 from pydantic.dataclasses import dataclass as validated
 
+from aiopersist.base.errors import InvalidUpdate, Unsupported
 from aiopersist.data.types.schema import Codec, Schema
 from aiopersist.data.updates.convert import chunks_of, to_table
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import InvalidUpdate, Unsupported
 
 
 @validated(frozen=True, slots=True)

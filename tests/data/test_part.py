@@ -15,6 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from aiopersist.base.errors import Corruption, Unsupported
+from aiopersist.base.frontier import Antichain, Description
+from aiopersist.base.settings import UntrimmableColumns
 from aiopersist.data.part import stats
 from aiopersist.data.part.inline import checksum, decode_inline, encode_inline
 from aiopersist.data.part.part import (
@@ -31,9 +34,6 @@ from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import sort_and_consolidate
 from aiopersist.data.updates.convert import to_table
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import Corruption, Unsupported
-from aiopersist.frontier import Antichain, Description
-from aiopersist.settings import UntrimmableColumns
 from tests.data import data_oracle as oracle
 from tests.data.data_oracle import cases, schema_of
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
+from aiopersist.base.errors import InvalidUpdate
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.convert import to_table
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import InvalidUpdate
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from aiopersist.base.frontier import TIME_MAX, Antichain
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates import sizes, times
 from aiopersist.data.updates.assemble import at_time
 from aiopersist.data.updates.consolidate import DIFF_MAX, DIFF_MIN
 from aiopersist.data.updates.convert import to_table
 from aiopersist.data.updates.tiny import TINY_BYTES, PlainRows, tiny
-from aiopersist.frontier import TIME_MAX, Antichain
 
 
 def table_of(given: list[Any]) -> pa.Table:

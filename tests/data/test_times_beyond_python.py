@@ -10,6 +10,8 @@ import pyarrow.compute as pc
 import pytest
 
 import aiopersist as ap
+from aiopersist.base.errors import DiffOverflow, InvalidUpdate, Unsupported
+from aiopersist.base.frontier import Antichain, Description
 from aiopersist.data.jsonable import scalar_from_json
 from aiopersist.data.part import part
 from aiopersist.data.part.key_range import bounds_of, condition, leaves, plan_key_ranges
@@ -19,8 +21,6 @@ from aiopersist.data.part.stats import collect, decode_key_lower, decode_stats, 
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.convert import to_table
 from aiopersist.data.updates.order import row_keys
-from aiopersist.errors import DiffOverflow, InvalidUpdate, Unsupported
-from aiopersist.frontier import Antichain, Description
 
 FAR = {
     "timestamp": (pa.timestamp("us", "UTC"), [-(2**56), 0, 2**62]),

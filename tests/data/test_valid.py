@@ -10,6 +10,9 @@ import pyarrow as pa
 import pytest
 
 import aiopersist as ap
+from aiopersist.base.errors import InvalidUpdate, Unsupported
+from aiopersist.base.frontier import Antichain, Description
+from aiopersist.base.settings import Settings
 from aiopersist.data.part.inline import decode_inline, encode_inline
 from aiopersist.data.part.part import decode_part, encode_part
 from aiopersist.data.part.select import prune
@@ -19,9 +22,6 @@ from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import contents, sort_and_consolidate
 from aiopersist.data.updates.convert import to_table
 from aiopersist.data.updates.updates import Updates
-from aiopersist.errors import InvalidUpdate, Unsupported
-from aiopersist.frontier import Antichain, Description
-from aiopersist.settings import Settings
 from aiopersist.spark.rows import Layout
 from tests.data.arrow_fuzz import Fuzz, plain
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import Error
+from aiopersist.base.errors import Error
 from tests.erase.kit import NOW, SECRET, places, stays, with_history
 from tests.support.internals import shards_of, stack_of
 from tests.support.location import Place as Memory

@@ -16,13 +16,13 @@ import anyio.to_thread
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import Indeterminate
-from aiopersist.runtime import Runtime
+from aiopersist.base.errors import Indeterminate
+from aiopersist.base.runtime import Runtime
+from aiopersist.base.threads import Threads
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.shard import Shard
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.wrapper import Request, WrappedBlob, WrappedConsensus
-from aiopersist.threads import Threads
 from tests.storage.objects_kit import Choose, actor, explore
 from tests.support.internals import stack_of
 

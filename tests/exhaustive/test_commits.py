@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import Indeterminate, UpperMismatch
-from aiopersist.frontier import Antichain
+from aiopersist.base.errors import Indeterminate, UpperMismatch
+from aiopersist.base.frontier import Antichain
 from aiopersist.gc.collect import collect
 from aiopersist.gc.rollup import write_rollup
 from aiopersist.shard import commit

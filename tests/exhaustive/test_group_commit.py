@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.base.errors import Indeterminate, StorageUnavailable
 from aiopersist.storage.consensus import Entry
 from aiopersist.storage.postgres import group
 from aiopersist.storage.postgres.group import GroupCommit

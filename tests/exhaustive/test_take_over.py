@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 from aiopersist.shard.catalog import ShardId
 from aiopersist.state.command import Commit, Context
 from aiopersist.state.diff import apply, diff_of

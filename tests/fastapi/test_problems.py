@@ -10,8 +10,8 @@ from fastapi.responses import PlainTextResponse
 from fastapi.testclient import TestClient
 
 import aiopersist as ap
-from aiopersist import errors
 from aiopersist import fastapi as apf
+from aiopersist.base import errors
 from aiopersist.fastapi.problems import OF_CLIENTS, ROWS, row_of
 
 SECRET = "postgres://user:pass@db/x"

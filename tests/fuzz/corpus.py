@@ -20,11 +20,11 @@ from uuid import UUID
 import pyarrow as pa
 
 import aiopersist as ap
+from aiopersist.base.frontier import Antichain
 from aiopersist.cli.files import READERS
 from aiopersist.cli.formats import Format, sink_of
 from aiopersist.data.part.stats import collect, key_lower
 from aiopersist.fastapi.events import PAST_MARK
-from aiopersist.frontier import Antichain
 from aiopersist.read import cursor as cursors
 from aiopersist.read.cursor import Cursor
 from aiopersist.read.places import cursor_of

@@ -17,6 +17,17 @@ import pyarrow.compute as pc
 import pytest
 
 import aiopersist as ap
+from aiopersist.base.errors import (
+    Corruption,
+    Error,
+    InvalidLocation,
+    InvalidUpdate,
+    InvalidUsage,
+    LeaseExpired,
+    UnknownShard,
+    Unsupported,
+)
+from aiopersist.base.settings import Settings
 from aiopersist.cli.command import CannotBegin, Problems
 from aiopersist.cli.files import READERS
 from aiopersist.cli.formats import Format
@@ -30,22 +41,11 @@ from aiopersist.data.part.part import read_footer
 from aiopersist.data.part.select import prune
 from aiopersist.data.part.stats import decode_key_lower, decode_stats, merge
 from aiopersist.data.part.where_text import parse_where
-from aiopersist.errors import (
-    Corruption,
-    Error,
-    InvalidLocation,
-    InvalidUpdate,
-    InvalidUsage,
-    LeaseExpired,
-    UnknownShard,
-    Unsupported,
-)
 from aiopersist.fastapi.events import place_of
 from aiopersist.parts.envelope import Envelope
 from aiopersist.read import cursor as cursors
 from aiopersist.read import leased, shared_read
 from aiopersist.read.places import FORM, within_of
-from aiopersist.settings import Settings
 from aiopersist.shard import catalog
 from aiopersist.shard.log import decoded, replayed
 from aiopersist.stash.errors import StashError

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from aiopersist.runtime import Runtime
+from aiopersist.base.runtime import Runtime
 from aiopersist.shard.stack import Stack
 from aiopersist.testing.faults import Faults
 from tests.simulation import world

@@ -95,7 +95,7 @@ async def test_stopping_does_not_wait_long_for_an_input_that_never_ends(
     mem: ap.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: its caller gets an error that says that it is stopped, not one of the library's insides."""
-    monkeypatch.setattr("aiopersist.supervisor.RELEASE_DEADLINE_S", 0.2)
+    monkeypatch.setattr("aiopersist.base.supervisor.RELEASE_DEADLINE_S", 0.2)
     ix = await mem.indexed("ix", background=False)
     a, _ = await two(ix)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.failures import named
+from aiopersist.base.failures import named
 from aiopersist.measure.instruments import DURATIONS, INSTRUMENTS
 from aiopersist.measure.view import MetricsView
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 import aiopersist as ap
-from aiopersist.opening import open as open_client
+from aiopersist.client.open import open as open_client
 from aiopersist.shard.catalog import IndexedId, find
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard

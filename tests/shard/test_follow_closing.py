@@ -4,12 +4,12 @@ turn before. Seed 24295 of the worlds found a watch that went on for ever."""
 import asyncio
 from typing import Any
 
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.runtime import SYSTEM
+from aiopersist.base.supervisor import Supervisor
 from aiopersist.shard.follow import Follower
 from aiopersist.storage.memory import MemoryConsensus
 from aiopersist.storage.watch import TaskWatch, Watch
 from aiopersist.storage.wrapper import WrappedConsensus
-from aiopersist.supervisor import Supervisor
 
 
 class _Watched(WrappedConsensus):

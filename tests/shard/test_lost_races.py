@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import Indeterminate
+from aiopersist.base.errors import Indeterminate
 from aiopersist.storage.sqlite.consensus import SqliteConsensus
 from tests.conftest import StoreUrls
 

@@ -15,8 +15,8 @@ import pytest
 from pydantic import ValidationError
 
 import aiopersist as ap
+from aiopersist.base.settings import SECONDS_MAX
 from aiopersist.indexed.listen import RecordFeed
-from aiopersist.settings import SECONDS_MAX
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.log import consensus_key

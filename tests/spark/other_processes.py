@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiopersist as ap
-from aiopersist.errors import UpperMismatch
+from aiopersist.base.errors import UpperMismatch
 from tests.spark.faults import with_its_parent
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import LeaseExpired, SinceViolation
+from aiopersist.base.errors import LeaseExpired, SinceViolation
 from tests.spark.faults import FORMAT, audit, until
 from tests.spark.other_processes import SCHEMA, TINY, append, changes_at, model, running, tend
 from tests.spark.plain_client import at, rows_of, upper

@@ -17,8 +17,8 @@ from contextlib import suppress
 from typing import Any
 
 import aiopersist as ap
-from aiopersist.errors import Indeterminate, InvalidUsage, StorageUnavailable
-from aiopersist.settings import Settings
+from aiopersist.base.errors import Indeterminate, InvalidUsage, StorageUnavailable
+from aiopersist.base.settings import Settings
 from aiopersist.stash import MemoryStash, Stash, StashCollection, StashError, TypedCollection, transact
 from aiopersist.stash.memory import MemoryStore, StashTables
 from aiopersist.stash.open import Mode, StashLocation, opened

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.base.errors import Indeterminate, StorageUnavailable
 from aiopersist.stash import Stash, StashCollection
 from aiopersist.testing import servers
 from tests.stash.attack import ARRIVAL_S, LateProxy, put

@@ -7,7 +7,7 @@ import random
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.base.errors import Indeterminate, StorageUnavailable
 from aiopersist.stash import StaleLower, Stash, StashCollection
 from tests.stash.attack import ARRIVAL_S, LOSSES, Loss, keys, put
 from tests.stash.faults_kit import (

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import Indeterminate
+from aiopersist.base.errors import Indeterminate
 from aiopersist.stash import Stash
 from aiopersist.testing import servers
 from tests.stash.attack import ARRIVAL_S, is_fenced, keys, postgres_tables, put

@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import InvalidUsage, StorageUnavailable
+from aiopersist.base.errors import InvalidUsage, StorageUnavailable
 from aiopersist.stash import StaleLower, Stash, TypedCollection
 from aiopersist.testing.servers import PostgresServer
 from tests.conftest import PostgresProxy

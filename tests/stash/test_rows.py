@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiopersist.base.errors import DiffOverflow
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.convert import to_table
-from aiopersist.errors import DiffOverflow
 from aiopersist.stash import rows
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.base.errors import Indeterminate, StorageUnavailable
 from aiopersist.stash import Stash, StashCollection
 from aiopersist.stash.sqlite import SqliteStore
 from tests.support.failing_disk import CACHE_PAGES, FailingDisk, Fault, after_a_crash

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import Corruption
+from aiopersist.base.errors import Corruption
 from aiopersist.stash import Stash, StashCollection
 from tests.support.internals import session_of
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 from aiopersist.state import compaction, lifecycle, reading, retention, rollup_file, spending, writing
 from aiopersist.state import subscriptions as subs
 from aiopersist.state.command import Command, Commit, Keep

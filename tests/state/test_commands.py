@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiopersist as ap
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 from aiopersist.state import diff as diffs
 from aiopersist.state import rollup_file
 from aiopersist.state.command import Command, Commit, Keep

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 from aiopersist.state.command import Commit, Context, Keep
 from aiopersist.state.compaction import Replace, Spec, Total, plan, plan_passed
 from aiopersist.state.model import COLLECTION, Claim, HollowBatch, State, Writer

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 from aiopersist.state import diff as diffs
 from aiopersist.state import model, rollup_file
 from aiopersist.state.command import Command, Commit, Context

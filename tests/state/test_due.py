@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 import aiopersist as ap
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 from aiopersist.maintenance.due import Weights, due
 from aiopersist.state.compaction import INLINE_WEIGHTS, plan
 from aiopersist.state.model import HollowBatch, State

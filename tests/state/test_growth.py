@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 from aiopersist.parts.runs import plan_runs
 from aiopersist.state.compaction import largest_inline_run
 from aiopersist.state.model import HollowBatch, State

@@ -4,7 +4,7 @@ last moment of a lease still, a moment later no more."""
 import pytest
 
 import aiopersist as ap
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 from aiopersist.state.command import AHEAD_S, Commit, Context, Keep
 from aiopersist.state.compaction import ClaimCollection, ReleaseClaim, TakeClaim, is_compact, plan
 from aiopersist.state.lifecycle import (

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from aiopersist.errors import Corruption
-from aiopersist.frontier import Antichain
+from aiopersist.base.errors import Corruption
+from aiopersist.base.frontier import Antichain
 from aiopersist.state.command import Commit, Keep
 from aiopersist.state.diff import decode_diff
 from aiopersist.state.lifecycle import Create

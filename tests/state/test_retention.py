@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 from aiopersist.state.command import AHEAD_S, Commit, Keep
 from aiopersist.state.model import CriticalReader, Mark, Retention, State
 from aiopersist.state.reading import RegisterReader, RenewReader

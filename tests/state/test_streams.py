@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from aiopersist.errors import Corruption
-from aiopersist.frontier import Antichain
+from aiopersist.base.errors import Corruption
+from aiopersist.base.frontier import Antichain
 from aiopersist.state.diff import Changes, apply, decode_diff, diff_of, encode_diff
 from aiopersist.state.invariants import check_state, check_version
 from aiopersist.state.model import State, Writer

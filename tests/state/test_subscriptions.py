@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 from aiopersist.state import rollup_file
 from aiopersist.state.command import Commit, Keep
 from aiopersist.state.compaction import Replace, Total

@@ -1,6 +1,6 @@
 """Values that several tests begin with."""
 
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 
 SHARD = "s00000000-0000-4000-8000-000000000000"
 

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from aiopersist.errors import Indeterminate
-from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.base.errors import Indeterminate
+from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
 from aiopersist.storage.objects.consensus import ObjectsConsensus
 

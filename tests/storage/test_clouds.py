@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import InvalidLocation, StorageUnavailable
-from aiopersist.runtime import Runtime
+from aiopersist.base.errors import InvalidLocation, StorageUnavailable
+from aiopersist.base.runtime import Runtime
 from aiopersist.storage.clouds import bucket as bucket_module
 from aiopersist.storage.clouds.blob import CloudBlob
 from aiopersist.storage.clouds.client import PART_BYTES

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.base.errors import Indeterminate, StorageUnavailable
 from aiopersist.storage.clouds import places
 from aiopersist.storage.consensus import Versioned
 from aiopersist.storage.objects.bucket import Bucket

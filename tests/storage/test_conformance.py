@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from aiopersist.errors import InvalidUsage, Unsupported
-from aiopersist.runtime import SYSTEM
-from aiopersist.settings import Settings
+from aiopersist.base.errors import InvalidUsage, Unsupported
+from aiopersist.base.runtime import SYSTEM
+from aiopersist.base.settings import Settings
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
 from aiopersist.storage.layers import wrap_stores

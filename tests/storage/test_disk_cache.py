@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import InvalidLocation
-from aiopersist.runtime import SYSTEM, Runtime
-from aiopersist.settings import Settings
+from aiopersist.base.errors import InvalidLocation
+from aiopersist.base.runtime import SYSTEM, Runtime
+from aiopersist.base.settings import Settings
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.disk_cache import DiskCache, DiskCacheBlob
 from aiopersist.storage.layers import wrap_stores

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable, Unsupported
+from aiopersist.base.errors import Indeterminate, InvalidLocation, StorageUnavailable, Unsupported
 from aiopersist.storage import folders
 from aiopersist.storage.files.blob import FilesBlob
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aiopersist.errors import StorageUnavailable
+from aiopersist.base.errors import StorageUnavailable
 from aiopersist.storage.files.blob import FilesBlob
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.base.errors import Indeterminate, StorageUnavailable
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.clouds.client import PAGE
 from aiopersist.storage.identity import BLOB_KEY

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable
+from aiopersist.base.errors import Indeterminate, InvalidLocation, StorageUnavailable
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Versioned
 from aiopersist.storage.identity import BLOB_KEY, CONSENSUS_KEY, check_identity, location_key

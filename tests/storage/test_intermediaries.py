@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import aiopersist as ap
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.runtime import SYSTEM
 from tests.storage.answers_kit import PAGES, foreign
 from tests.storage.http_proxy import Got, HttpProxy, Sent, http_proxy
 from tests.support.location import by_obstore

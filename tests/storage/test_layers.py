@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from aiopersist.errors import Indeterminate, StorageUnavailable
-from aiopersist.settings import Settings
+from aiopersist.base.errors import Indeterminate, StorageUnavailable
+from aiopersist.base.settings import Settings
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus, Entry, Versioned

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import Corruption, Indeterminate, InvalidLocation, StorageUnavailable, Unsupported
-from aiopersist.runtime import Runtime
+from aiopersist.base.errors import Corruption, Indeterminate, InvalidLocation, StorageUnavailable, Unsupported
+from aiopersist.base.runtime import Runtime
 from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.objects.bucket import Object, Tagged
 from aiopersist.storage.objects.consensus import (

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 import aiopersist as ap
-from aiopersist.runtime import Runtime
+from aiopersist.base.runtime import Runtime
 from aiopersist.storage.consensus import Versioned
 from aiopersist.storage.memory import MemoryBlob
 from aiopersist.storage.objects import bulk

@@ -4,7 +4,7 @@ from email.utils import formatdate
 
 import pytest
 
-from aiopersist.runtime import Runtime
+from aiopersist.base.runtime import Runtime
 from aiopersist.storage.objects.clock import ServerClock
 from aiopersist.storage.urls import open_consensus
 

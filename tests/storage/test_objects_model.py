@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiopersist.errors import Indeterminate
+from aiopersist.base.errors import Indeterminate
 from aiopersist.storage.consensus import Versioned
 from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
 from aiopersist.storage.objects.consensus import ObjectsConsensus

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import aiopersist as ap
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.storage.layers import Retry, RetryConsensus
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.objects.bucket import Object

@@ -3,7 +3,7 @@
 import random
 from contextlib import suppress
 
-from aiopersist.errors import StorageUnavailable
+from aiopersist.base.errors import StorageUnavailable
 from aiopersist.storage.consensus import Versioned
 from aiopersist.storage.objects.bucket import Object
 from aiopersist.storage.objects.tails import TAIL_MAX

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiopersist.errors import Corruption
+from aiopersist.base.errors import Corruption
 from aiopersist.storage.consensus import Versioned
 from aiopersist.storage.objects.names import folder_of, version_name
 from aiopersist.storage.objects.tails import (

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from aiopersist.errors import StorageUnavailable
+from aiopersist.base.errors import StorageUnavailable
 from aiopersist.storage.objects import wishes
 from aiopersist.storage.objects.names import WISHES, folder_of, is_wish
 from aiopersist.testing.storage.heads import grow

@@ -16,7 +16,7 @@ import asyncpg
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.base.errors import Indeterminate, StorageUnavailable
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
 from aiopersist.storage.postgres.consensus import PostgresConsensus
 from aiopersist.testing.pgbouncer import pgbouncer_path, pgbouncer_version

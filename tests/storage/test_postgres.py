@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.base.errors import Indeterminate, StorageUnavailable
 from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.postgres import pool
 from aiopersist.storage.postgres.consensus import PostgresConsensus

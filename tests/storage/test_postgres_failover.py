@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from aiopersist.errors import Error, StorageUnavailable
+from aiopersist.base.errors import Error, StorageUnavailable
 from aiopersist.storage.postgres.consensus import PostgresConsensus
 from aiopersist.storage.postgres.hints import PAYLOAD_BYTES_MAX, payloads
 from aiopersist.testing.servers import PostgresServer

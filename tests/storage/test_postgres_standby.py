@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import Indeterminate
+from aiopersist.base.errors import Indeterminate
 from aiopersist.storage.postgres import pool
 from aiopersist.storage.postgres.consensus import PostgresConsensus
 from aiopersist.testing import servers

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aiopersist.errors import Indeterminate
+from aiopersist.base.errors import Indeterminate
 from aiopersist.storage.postgres import pool
 from aiopersist.storage.postgres.consensus import PostgresConsensus
 from aiopersist.testing.simulation.loop import SimulatedLoop

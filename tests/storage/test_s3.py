@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from aiobotocore.session import AioSession
 
-from aiopersist.errors import Corruption, Indeterminate, StorageUnavailable
+from aiopersist.base.errors import Corruption, Indeterminate, StorageUnavailable
 from aiopersist.storage.s3 import client as s3_client
 from aiopersist.storage.s3.blob import PART_BYTES, S3Blob
 from aiopersist.storage.urls import open_blob

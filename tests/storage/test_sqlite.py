@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from aiopersist.errors import Corruption, Indeterminate, InvalidLocation, StorageUnavailable
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.errors import Corruption, Indeterminate, InvalidLocation, StorageUnavailable
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.stash.sqlite import SqliteStore
 from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.sqlite import sql as sqlite_sql

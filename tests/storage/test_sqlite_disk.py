@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import anyio
 import pytest
 
-from aiopersist.errors import Indeterminate, InvalidLocation, StorageUnavailable
+from aiopersist.base.errors import Indeterminate, InvalidLocation, StorageUnavailable
 from aiopersist.storage.consensus import Entry
 from aiopersist.storage.sqlite import file as sqlite_file
 from aiopersist.storage.sqlite import sql as sqlite_sql

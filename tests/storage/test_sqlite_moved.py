@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from aiopersist.errors import StorageUnavailable
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.errors import StorageUnavailable
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.stash.sqlite import SqliteStore
 from aiopersist.storage.consensus import Versioned
 from aiopersist.storage.sqlite.consensus import SqliteConsensus

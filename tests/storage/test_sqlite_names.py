@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from aiopersist.errors import StorageUnavailable
+from aiopersist.base.errors import StorageUnavailable
 from aiopersist.storage.consensus import Versioned
 from aiopersist.storage.sqlite.consensus import SqliteConsensus
 from aiopersist.storage.sqlite.file import LOG_BYTES_MAX

@@ -8,7 +8,7 @@ import anyio.to_thread
 import pytest
 
 import aiopersist as ap
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.storage.sqlite import sql as sql
 from aiopersist.storage.sqlite.consensus import SqliteConsensus
 from aiopersist.storage.sqlite.readonly import ReadonlySqliteConsensus, SqliteReader

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aiopersist.runtime import Runtime
+from aiopersist.base.runtime import Runtime
 from aiopersist.storage.sqlite import sql as sqlite_sql
 from aiopersist.storage.sqlite.consensus import SqliteConsensus
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.runtime import SYSTEM
 from tests.storage.answers_kit import PAGES, foreign
 from tests.storage.http_proxy import Cut, Got, Sent, http_proxy
 from tests.support.location import by_obstore

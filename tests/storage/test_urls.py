@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 import pytest
 
-from aiopersist.errors import InvalidLocation
+from aiopersist.base.errors import InvalidLocation
 from aiopersist.storage.address import has_secrets
 from aiopersist.storage.files.blob import FilesBlob
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aiopersist.errors import Indeterminate
+from aiopersist.base.errors import Indeterminate
 from aiopersist.storage.sqlite.worker import ThreadJob, WorkerThread
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 from aiopersist.shard.commit import commit_all
 from aiopersist.state import subscriptions
 from aiopersist.state.position import Position, SubscriptionRecord

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from aiopersist.runtime import Runtime
+from aiopersist.base.runtime import Runtime
 from aiopersist.storage.memory import MemoryConsensus
 
 

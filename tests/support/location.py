@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.base.errors import Indeterminate, StorageUnavailable
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.shard.log import consensus_key

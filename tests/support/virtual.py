@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import anyio.to_thread
 
-from aiopersist.runtime import Runtime
+from aiopersist.base.runtime import Runtime
 from aiopersist.storage.memory import _namespaces
 from aiopersist.testing.simulation.loop import import_library
 

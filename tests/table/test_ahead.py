@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.frontier import successor
+from aiopersist.base.frontier import successor
 from aiopersist.table.handle import opened
 from aiopersist.table.participant import TableParticipant
 from aiopersist.table.transact import QUIET_AFTER

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.errors import InvalidUsage, StorageUnavailable, UsageKind
-from aiopersist.resource import Scope
+from aiopersist.base.errors import InvalidUsage, StorageUnavailable, UsageKind
+from aiopersist.base.resource import Scope
 from aiopersist.testing.faults import Faults, FaultyConsensus, Outcome
 from aiopersist.write.pending import PendingAppend
 from tests.table.kit import in_time, table

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
+from aiopersist.base.errors import InvalidUsage, UsageKind
 from aiopersist.data.jsonable import SLICE_ROWS
-from aiopersist.errors import InvalidUsage, UsageKind
 from aiopersist.shard.stack import ON_THE_LOOP_BYTES, SLICE_BYTES
 from aiopersist.table import held
 from aiopersist.table.group import ANSWERS_AT_ONCE

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.base.errors import Indeterminate, StorageUnavailable
 from aiopersist.storage.blob import Blob
 from aiopersist.testing.faults import Faults, FaultyBlob, Outcome
 

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 import aiopersist as ap
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 from aiopersist.web.readable import STEPS, Scale
 from aiopersist.web.reading import RowPlace
 from aiopersist.web.rows import KeyBounds, last_needed

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 from aiopersist.maintenance.inspect import BatchView, HoldView, ShardView
 from aiopersist.state.model import Claim, Clock, Level, SpineBatch
 from aiopersist.web.picture import GUTTER, NARROW, WIDTH, picture

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from hashlib import sha256
 from typing import Any
 
+from aiopersist.base.errors import Corruption
 from aiopersist.data.lazy import ipc, pa
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import Corruption
 
 STREAM_MIN = 8  # messages: the entry into a stream takes as long as to read four
 

@@ -23,6 +23,9 @@ from contextlib import contextmanager
 from json import dumps, loads
 from typing import Any, NamedTuple, Protocol
 
+from aiopersist.base.errors import Corruption, Unsupported
+from aiopersist.base.frontier import Antichain, Description
+from aiopersist.base.settings import UntrimmableColumns
 from aiopersist.data.lazy import pa, pq
 from aiopersist.data.part.inline import checksum
 from aiopersist.data.part.layout import layout, writable
@@ -35,9 +38,6 @@ from aiopersist.data.types.cast import retyped
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import diff_sum
 from aiopersist.data.updates.sizes import cut, goodbytes
-from aiopersist.errors import Corruption, Unsupported
-from aiopersist.frontier import Antichain, Description
-from aiopersist.settings import UntrimmableColumns
 
 FORMAT = 1
 THREADS_FROM_BYTES = 1024 * 1024  # encoded; decoding less is faster than reaching Arrow's threads

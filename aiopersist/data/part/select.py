@@ -16,6 +16,7 @@ from functools import reduce
 from math import isnan
 from typing import Any
 
+from aiopersist.base.errors import InvalidUsage, UsageKind
 from aiopersist.data.jsonable import scalar_from_json
 from aiopersist.data.lazy import ds, fs, pa, pc
 from aiopersist.data.part.stats import leaf_paths, leaf_types
@@ -24,7 +25,6 @@ from aiopersist.data.types.annotations import of_arrow
 from aiopersist.data.types.codec import Codec, Field
 from aiopersist.data.types.nested import Structs
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import InvalidUsage, UsageKind
 
 # Functions, as they are written in an expression, that never make NaN from other values; all others may.
 _WITHOUT_NAN = {"and", "or", "invert", "is_in", "is_null", "is_valid", "true_unless_null"}

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from json import dumps
 from typing import Any, NamedTuple, TypeVar
 
+from aiopersist.base.errors import Corruption
+from aiopersist.base.settings import UntrimmableColumns
 from aiopersist.data.jsonable import from_json, to_json
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.plain import compared, empty_table, one
@@ -26,8 +28,6 @@ from aiopersist.data.types.codec import Field
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.order import row_key
 from aiopersist.data.updates.times import components
-from aiopersist.errors import Corruption
-from aiopersist.settings import UntrimmableColumns
 
 T = TypeVar("T")
 

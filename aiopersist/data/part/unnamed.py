@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from aiopersist.base.errors import Corruption
 from aiopersist.data.lazy import pa, pq
 from aiopersist.data.part.part import as_stored
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.evolve import adapt
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import Corruption
 
 
 def iter_rows(

@@ -26,10 +26,10 @@ from collections.abc import Callable
 from decimal import ROUND_FLOOR, Context, Decimal
 from typing import Any, NamedTuple
 
+from aiopersist.base.errors import InvalidUsage, UsageKind
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.part.select import check_where, resolve_columns
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import InvalidUsage, UsageKind
 
 TOKENS_MAX = 2_000  # Arrow walks an expression recursively
 DEPTH_MAX = 50  # of parentheses and `not`

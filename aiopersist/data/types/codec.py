@@ -19,12 +19,12 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
+from aiopersist.base.errors import Unsupported
 from aiopersist.data.floats import canonical, exact_float, narrowed
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.plain import bool_scalar, made_by_buffers, plain_array
 from aiopersist.data.refusal import Refusal, short, unexpected
 from aiopersist.data.valid import check_array, null_where_none_may_be
-from aiopersist.errors import Unsupported
 
 NONE = type(None)
 PLAIN_ROWS = 512  # of more values `pa.array` makes a column sooner

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from aiopersist.base.errors import CodecMismatch, IncompatibleSchema
 from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import CodecMismatch, IncompatibleSchema
 
 
 def check_evolution(old: Schema[Any, Any, Any], new: Schema[Any, Any, Any]) -> None:

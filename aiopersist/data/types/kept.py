@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from aiopersist.base.errors import shown
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.codec import Codec, Field, Plain, Timestamps
 from aiopersist.data.types.nested import Structs
-from aiopersist.errors import shown
 
 
 def keeps_all(field: Field) -> bool:

@@ -19,11 +19,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from aiopersist.base.errors import Unsupported
 from aiopersist.data.lazy import pa
 from aiopersist.data.refusal import Refusal, TooMuchText, short, unexpected
 from aiopersist.data.types.codec import NONE, BuiltIn, Field, first_failure, scatter
 from aiopersist.data.valid import list_of, raise_first
-from aiopersist.errors import Unsupported
 
 ELEMENT = "element"  # as Parquet names the elements of a list
 

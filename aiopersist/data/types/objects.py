@@ -7,11 +7,11 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
+from aiopersist.base.errors import Unsupported
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.plain import bool_scalar
 from aiopersist.data.refusal import Refusal, short, unexpected
 from aiopersist.data.types.codec import NONE, BuiltIn
-from aiopersist.errors import Unsupported
 
 
 class Uuids(BuiltIn):

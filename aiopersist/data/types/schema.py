@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
+from aiopersist.base.errors import Corruption, shown
 from aiopersist.data.lazy import ipc, pa
 from aiopersist.data.plain import Buffers, encoder, maker
 from aiopersist.data.types.codec import BuiltIn, Codec, Field, check_storable
-from aiopersist.errors import Corruption, shown
 
 __all__ = ["Codec", "Schema"]
 

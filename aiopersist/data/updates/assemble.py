@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from aiopersist.base.frontier import Time
 from aiopersist.data.lazy import np, pa
 from aiopersist.data.plain import empty_table, int64_scalar
 from aiopersist.data.types.schema import Schema
-from aiopersist.frontier import Time
 
 JOINED_BYTES_MAX = 4 * 1024 * 1024  # copied in about a millisecond
 

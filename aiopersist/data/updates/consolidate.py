@@ -19,13 +19,13 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from aiopersist.base.errors import DiffOverflow, Unsupported
 from aiopersist.data.jsonable import to_json
 from aiopersist.data.lazy import np, pa, pc
 from aiopersist.data.plain import int64_array
 from aiopersist.data.types.codec import Field
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.order import row_keys
-from aiopersist.errors import DiffOverflow, Unsupported
 
 if TYPE_CHECKING:
     from aiopersist.data.updates.many import Consolidated

@@ -21,6 +21,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from aiopersist.base.errors import InvalidUpdate
+from aiopersist.base.frontier import TIME_MAX
 from aiopersist.data.lazy import ipc, pa, pc
 from aiopersist.data.plain import bool_scalar, empty_table, int64_array
 from aiopersist.data.refusal import Refusal, TooMuchText, short
@@ -28,8 +30,6 @@ from aiopersist.data.types.cast import cast_column
 from aiopersist.data.types.codec import Field
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.valid import check_table
-from aiopersist.errors import InvalidUpdate
-from aiopersist.frontier import TIME_MAX
 
 UPDATE = ("key", "val", "time", "diff")
 ROW = ("key", "val", "diff")  # the columns that `write` takes: the time is chosen later

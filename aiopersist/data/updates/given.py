@@ -18,7 +18,7 @@ from collections.abc import (
 )
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from aiopersist.frontier import Time
+from aiopersist.base.frontier import Time
 
 K = TypeVar("K")
 V = TypeVar("V")

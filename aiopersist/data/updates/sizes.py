@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from struct import unpack_from
 from typing import Any
 
+from aiopersist.base.errors import InvalidUpdate
 from aiopersist.data.lazy import np, pa
-from aiopersist.errors import InvalidUpdate
 
 
 def goodbytes(table: pa.Table | pa.RecordBatch) -> int:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any
 
+from aiopersist.base.errors import InvalidUsage, UsageKind
+from aiopersist.base.frontier import TIME_MAX, Antichain, Time
 from aiopersist.data.lazy import np, pa, pc
 from aiopersist.data.plain import int64_scalar
 from aiopersist.data.updates.assemble import column_of, numbers, whole
-from aiopersist.errors import InvalidUsage, UsageKind
-from aiopersist.frontier import TIME_MAX, Antichain, Time
 
 GREATEST_ROWS = 8192  # so many product times are reduced to the maximal ones
 PRUNINGS = 256  # bounds the work if no time is greater than another

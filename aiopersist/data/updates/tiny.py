@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Sized
 from typing import Any, NamedTuple
 
+from aiopersist.base.frontier import TIME_MAX
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.inline import encode_inline
 from aiopersist.data.part.message import batch_of, template_of
@@ -19,7 +20,6 @@ from aiopersist.data.types.cast import same_kind
 from aiopersist.data.types.schema import PlainTypes, Schema, plain_types
 from aiopersist.data.updates.consolidate import DIFF_MAX, DIFF_MIN
 from aiopersist.data.updates.convert import UPDATE, as_table
-from aiopersist.frontier import TIME_MAX
 
 _NAMES = list(UPDATE)
 TINY_ROWS = 128  # for more rows kernels are faster

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Self
 from urllib.parse import unquote
 
-from aiopersist.errors import StorageUnavailable
+from aiopersist.base.errors import StorageUnavailable
 from aiopersist.storage.address import Address
 from aiopersist.storage.clouds.client import PAGE, CloudClient
 from aiopersist.storage.clouds.places import place_of

@@ -9,8 +9,8 @@ import asyncio
 from contextlib import aclosing, suppress
 from typing import Self
 
-from aiopersist.errors import StorageUnavailable
-from aiopersist.runtime import Runtime
+from aiopersist.base.errors import StorageUnavailable
+from aiopersist.base.runtime import Runtime
 from aiopersist.storage.address import Address
 from aiopersist.storage.clouds.client import PAGE, CloudClient
 from aiopersist.storage.clouds.date import date_of

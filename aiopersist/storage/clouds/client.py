@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import obstore
 
-from aiopersist.resource import run_bounded
-from aiopersist.runtime import OwnProcess
+from aiopersist.base.resource import run_bounded
+from aiopersist.base.runtime import OwnProcess
 from aiopersist.storage.clouds import errors as errors
 from aiopersist.storage.clouds.places import CloudPlace
 from aiopersist.storage.keys import closed

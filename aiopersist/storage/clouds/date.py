@@ -14,7 +14,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from anyio import to_thread
 
-from aiopersist.errors import StorageUnavailable
+from aiopersist.base.errors import StorageUnavailable
 from aiopersist.storage.objects.answers import code_in, has_request_id, is_result
 
 TIMEOUT_S = 10.0

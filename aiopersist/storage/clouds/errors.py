@@ -11,7 +11,7 @@ import re
 
 from obstore import exceptions as driver
 
-from aiopersist.errors import Error, Indeterminate, StorageUnavailable
+from aiopersist.base.errors import Error, Indeterminate, StorageUnavailable
 from aiopersist.storage.objects import answers
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3})[^:]*: (.*?)(?:\n\nDebug source:|\Z)", re.DOTALL)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from aiopersist.errors import InvalidLocation
+from aiopersist.base.errors import InvalidLocation
 from aiopersist.storage.address import Address
 
 if TYPE_CHECKING:

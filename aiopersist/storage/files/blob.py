@@ -31,13 +31,13 @@ from io import FileIO
 from itertools import islice
 from typing import TypeVar
 
-from aiopersist.errors import InvalidUsage, StorageUnavailable, Unsupported
-from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.base.errors import InvalidUsage, StorageUnavailable, Unsupported
+from aiopersist.base.runtime import SYSTEM, Runtime
+from aiopersist.base.threads import Threads
 from aiopersist.storage.blob import Blob, NotDeleted
 from aiopersist.storage.files.held_folders import HeldFolders, remove_empty
 from aiopersist.storage.folders import forbidden, fsync, give, make_folder, make_root, mapped, may_write
 from aiopersist.storage.keys import check_blob_key, closed
-from aiopersist.threads import Threads
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ S3 and Google share their codes; Azure has its own.
 import re
 from collections.abc import Mapping
 
-from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.base.errors import Indeterminate, StorageUnavailable
 
 _START = r"\ufeff?\s*(?:<\?xml[^>]*>\s*)?"
 _ERROR = re.compile(rf"{_START}<Error\b[^>]*>.*?<Code>(\w+)</Code>.*</Error>\s*", re.DOTALL)

@@ -17,7 +17,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import NamedTuple
 
-from aiopersist.runtime import Runtime
+from aiopersist.base.runtime import Runtime
 from aiopersist.storage.objects.answers import has_request_id, is_code
 
 log = logging.getLogger("aiopersist").getChild("storage")

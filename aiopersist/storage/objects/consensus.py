@@ -40,10 +40,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
-from aiopersist.ending import both
-from aiopersist.errors import Error, Indeterminate, InvalidLocation, StorageUnavailable, Unsupported
-from aiopersist.resource import run_bounded
-from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.base.ending import both
+from aiopersist.base.errors import Error, Indeterminate, InvalidLocation, StorageUnavailable, Unsupported
+from aiopersist.base.resource import run_bounded
+from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.keys import check_entries
 from aiopersist.storage.objects.bucket import Bucket, Object, Tagged

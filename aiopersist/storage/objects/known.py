@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from aiopersist.runtime import Runtime
+from aiopersist.base.runtime import Runtime
 
 KNOWN_MAX = 65_536  # keys whose heads are remembered
 FRESH_S = 10.0  # what is known of a head; truncations keep versions for longer as a rule

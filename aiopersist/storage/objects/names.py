@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 from urllib.parse import quote, unquote
 
-from aiopersist.errors import Corruption
+from aiopersist.base.errors import Corruption
 from aiopersist.storage.objects.bucket import Tagged
 
 SEQNO_MAX = 2**63 - 1

@@ -10,10 +10,10 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from aiopersist.ending import both
-from aiopersist.errors import Error, StorageUnavailable
-from aiopersist.resource import run_bounded
-from aiopersist.runtime import Runtime
+from aiopersist.base.ending import both
+from aiopersist.base.errors import Error, StorageUnavailable
+from aiopersist.base.resource import run_bounded
+from aiopersist.base.runtime import Runtime
 from aiopersist.storage.consensus import HEADS_AT_ONCE, Consensus, Versioned, sliced
 from aiopersist.storage.keys import check_consensus_key, closed
 from aiopersist.storage.objects.bucket import Bucket, Object, Tagged

@@ -5,8 +5,8 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from aiopersist.errors import StorageUnavailable
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.errors import StorageUnavailable
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.objects.bucket import Bucket
 from aiopersist.storage.objects.clock import AGREE, ServerClock

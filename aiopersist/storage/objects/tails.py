@@ -10,7 +10,7 @@ written as versions, so they are true wherever they are found, also in an orphan
 from collections.abc import Sequence
 from itertools import accumulate
 
-from aiopersist.errors import Corruption
+from aiopersist.base.errors import Corruption
 from aiopersist.storage.consensus import Versioned
 
 TAIL_MAX = 8  # versions

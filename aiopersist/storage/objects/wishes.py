@@ -7,7 +7,7 @@ wish before when it leaves another one, and a truncation deletes all.
 
 from collections.abc import Iterable, Sequence
 
-from aiopersist.runtime import Runtime
+from aiopersist.base.runtime import Runtime
 from aiopersist.storage.objects.names import WISHES, folder_of
 from aiopersist.storage.wishes import HeardWishes, Wish
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import quote, urlencode
 
-from aiopersist.errors import InvalidLocation
+from aiopersist.base.errors import InvalidLocation
 from aiopersist.storage.address import Address, is_port
 
 SCHEMA_BYTES_MAX = 63  # Postgres cuts longer names

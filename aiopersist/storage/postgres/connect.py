@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 import asyncpg
 
-from aiopersist.errors import Error, StorageUnavailable
+from aiopersist.base.errors import Error, StorageUnavailable
 from aiopersist.storage.postgres.address import CONNECT_TIMEOUT_S, PostgresAddress
 
 if TYPE_CHECKING:

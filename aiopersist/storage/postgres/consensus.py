@@ -44,7 +44,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.storage.consensus import Consensus, Entry, Versioned, seqnos_of, sliced
 from aiopersist.storage.keys import check_consensus_key, check_entries, closed
 from aiopersist.storage.postgres.address import PostgresAddress

@@ -21,7 +21,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aiopersist.errors import Error, Indeterminate
+from aiopersist.base.errors import Error, Indeterminate
 from aiopersist.storage.consensus import Entry, seqnos_of
 from aiopersist.storage.postgres.pool import Pool, ServerRefused
 

@@ -30,8 +30,8 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
 
-from aiopersist.errors import Error
-from aiopersist.runtime import Runtime
+from aiopersist.base.errors import Error
+from aiopersist.base.runtime import Runtime
 from aiopersist.storage.postgres.connect import Connection
 from aiopersist.storage.postgres.pool import Pool
 from aiopersist.storage.postgres.sql import LISTENS

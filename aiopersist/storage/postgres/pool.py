@@ -28,9 +28,9 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from aiopersist.ending import told
-from aiopersist.errors import Corruption, Error, Indeterminate, StorageUnavailable
-from aiopersist.runtime import OwnProcess, begun
+from aiopersist.base.ending import told
+from aiopersist.base.errors import Corruption, Error, Indeterminate, StorageUnavailable
+from aiopersist.base.runtime import OwnProcess, begun
 from aiopersist.storage.keys import closed
 from aiopersist.storage.postgres.address import IDLE_CONNECTIONS, PostgresAddress
 from aiopersist.storage.postgres.connect import Connection, Connector, NotThePrimary, is_lasting

@@ -3,7 +3,7 @@
 import hashlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiopersist.errors import InvalidLocation
+from aiopersist.base.errors import InvalidLocation
 
 if TYPE_CHECKING:
     from aiopersist.storage.postgres.connect import Connection

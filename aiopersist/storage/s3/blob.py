@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
-from aiopersist.errors import Indeterminate, StorageUnavailable
+from aiopersist.base.errors import Indeterminate, StorageUnavailable
 from aiopersist.storage.address import Address
 from aiopersist.storage.keys import check_blob_key
 from aiopersist.storage.objects.served import ServedBlob

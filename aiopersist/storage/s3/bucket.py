@@ -5,8 +5,8 @@ from contextlib import aclosing
 from functools import partial
 from typing import Self
 
-from aiopersist.errors import StorageUnavailable
-from aiopersist.runtime import Runtime
+from aiopersist.base.errors import StorageUnavailable
+from aiopersist.base.runtime import Runtime
 from aiopersist.storage.address import Address
 from aiopersist.storage.objects.answers import tag_of
 from aiopersist.storage.objects.bucket import Object, Tagged

@@ -15,8 +15,8 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession, get_session
 from anyio import to_thread
 
-from aiopersist.errors import Corruption
-from aiopersist.runtime import OwnProcess
+from aiopersist.base.errors import Corruption
+from aiopersist.base.runtime import OwnProcess
 from aiopersist.storage.address import Address
 from aiopersist.storage.keys import closed
 from aiopersist.storage.objects import answers

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 from botocore import exceptions as driver
 
-from aiopersist.errors import Error, Indeterminate, StorageUnavailable
+from aiopersist.base.errors import Error, Indeterminate, StorageUnavailable
 from aiopersist.storage.objects import answers
 
 _MISSING = "NoSuchKey"

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from aiopersist.errors import StorageUnavailable
+from aiopersist.base.errors import StorageUnavailable
 from aiopersist.storage.sqlite import forks as forks
 from aiopersist.storage.sqlite.forks import FileId
 

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.storage.consensus import Entry, Versioned, seqnos_of
 from aiopersist.storage.keys import check_consensus_key, check_entries
 from aiopersist.storage.sqlite import sql as sql

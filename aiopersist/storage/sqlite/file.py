@@ -42,8 +42,8 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from aiopersist.errors import Corruption, Error, Indeterminate, InvalidLocation, StorageUnavailable
-from aiopersist.runtime import Runtime
+from aiopersist.base.errors import Corruption, Error, Indeterminate, InvalidLocation, StorageUnavailable
+from aiopersist.base.runtime import Runtime
 from aiopersist.storage import folders
 from aiopersist.storage.folders import make_root
 from aiopersist.storage.sqlite.connection import KnownFiles, check_same, connected, file_id, path_of

@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
-from aiopersist.errors import InvalidUsage, UsageKind
-from aiopersist.runtime import FORK_ADVICE
-from aiopersist.threads import was_forked_within
+from aiopersist.base.errors import InvalidUsage, UsageKind
+from aiopersist.base.runtime import FORK_ADVICE
+from aiopersist.base.threads import was_forked_within
 
 FileId = tuple[int, int]
 """The device and the number of a file."""

@@ -24,8 +24,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, TypeVar
 
-from aiopersist.errors import InvalidLocation, StorageUnavailable
-from aiopersist.runtime import SYSTEM, Runtime
+from aiopersist.base.errors import InvalidLocation, StorageUnavailable
+from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.storage.consensus import Entry
 from aiopersist.storage.folders import in_the_way, may_write
 from aiopersist.storage.keys import check_consensus_key, closed

@@ -10,7 +10,7 @@ import os
 import stat
 import sys
 
-from aiopersist.errors import StorageUnavailable
+from aiopersist.base.errors import StorageUnavailable
 from aiopersist.storage.folders import forbidden, give, may_write
 
 

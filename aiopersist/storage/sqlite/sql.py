@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from aiopersist.errors import InvalidLocation
+from aiopersist.base.errors import InvalidLocation
 from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.sqlite.file import prepare_file
 from aiopersist.storage.wishes import Wish

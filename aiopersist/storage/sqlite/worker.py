@@ -19,10 +19,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from aiopersist.errors import Indeterminate
-from aiopersist.runtime import OwnProcess
+from aiopersist.base.errors import Indeterminate
+from aiopersist.base.runtime import OwnProcess
+from aiopersist.base.threads import kept_from_forks
 from aiopersist.storage.keys import closed
-from aiopersist.threads import kept_from_forks
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ decides about the answers of a real object store."""
 import random  # noqa: TID251  # everything here comes from a seed
 from email.utils import formatdate
 
-from aiopersist.runtime import Runtime
+from aiopersist.base.runtime import Runtime
 from aiopersist.storage.objects.answers import refusal
 from aiopersist.storage.objects.clock import ServerClock
 

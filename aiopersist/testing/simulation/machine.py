@@ -12,12 +12,12 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from aiopersist.client import Client
-from aiopersist.errors import Error, Indeterminate, StorageUnavailable
-from aiopersist.opening import open as open_client
-from aiopersist.resource import Opening
-from aiopersist.runtime import Runtime
-from aiopersist.settings import Settings
+from aiopersist.base.errors import Error, Indeterminate, StorageUnavailable
+from aiopersist.base.resource import Opening
+from aiopersist.base.runtime import Runtime
+from aiopersist.base.settings import Settings
+from aiopersist.client.client import Client
+from aiopersist.client.open import open as open_client
 from aiopersist.stash.memory import StashTables
 from aiopersist.stash.open import DEFAULT_NAME, Mode, StashLocation, opened
 from aiopersist.stash.stash import MemoryStash, Stash

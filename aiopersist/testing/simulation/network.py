@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from aiopersist.errors import Indeterminate, StorageUnavailable
-from aiopersist.runtime import Runtime
+from aiopersist.base.errors import Indeterminate, StorageUnavailable
+from aiopersist.base.runtime import Runtime
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus
 from aiopersist.storage.objects.clock import AGREE

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 
-from aiopersist.runtime import Runtime
+from aiopersist.base.runtime import Runtime
 from aiopersist.stash.memory import MemoryStore, StashTables
 from aiopersist.stash.model import Fence, Loaded, Opener, Select, Sending, StoreChange, Verdict
 from aiopersist.stash.store import Store

@@ -19,11 +19,11 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from aiopersist.client import Client
+from aiopersist.base.resource import Opening
+from aiopersist.base.settings import Settings
+from aiopersist.client.client import Client
+from aiopersist.client.open import open as open_client
 from aiopersist.data.lazy import import_all, import_arrow, import_polars, warm_up
-from aiopersist.opening import open as open_client
-from aiopersist.resource import Opening
-from aiopersist.settings import Settings
 from aiopersist.stash.memory import StashTables
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.table.open import FILTERS

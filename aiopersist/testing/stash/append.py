@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from aiopersist.errors import InvalidUpdate
-from aiopersist.frontier import Antichain, frontier
+from aiopersist.base.errors import InvalidUpdate
+from aiopersist.base.frontier import Antichain, frontier
 from aiopersist.stash import AppendBatch, StaleLower, Stash, StashCollection, StashError
 
 K = TypeVar("K")

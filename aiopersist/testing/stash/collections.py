@@ -22,8 +22,8 @@ import pytest_asyncio
 from pydantic import BaseModel
 
 from aiopersist import stash as stashes
-from aiopersist.errors import CodecMismatch, DiffOverflow, InvalidUpdate, InvalidUsage
-from aiopersist.frontier import TIME_MAX, Antichain, frontier
+from aiopersist.base.errors import CodecMismatch, DiffOverflow, InvalidUpdate, InvalidUsage
+from aiopersist.base.frontier import TIME_MAX, Antichain, frontier
 from aiopersist.stash import AppendBatch, NothingSealed, Stash, StashCollection
 from aiopersist.testing.stash.append import EMPTY, StashAppend, at_four, looks, refused, sealed
 from aiopersist.testing.stash.owners import CHANGES, READS, StashOwners

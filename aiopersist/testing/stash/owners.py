@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from aiopersist import stash as stashes
-from aiopersist.errors import CodecMismatch, InvalidUsage
-from aiopersist.frontier import Antichain
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.errors import CodecMismatch, InvalidUsage
+from aiopersist.base.frontier import Antichain
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.stash import AppendBatch, Stash, StashCollection, StashError, TypedCollection
 from aiopersist.testing.stash.append import Collection, looks, refused
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
+from aiopersist.base.errors import CodecMismatch, InvalidUpdate, InvalidUsage
+from aiopersist.base.frontier import Antichain
 from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Codec
-from aiopersist.errors import CodecMismatch, InvalidUpdate, InvalidUsage
-from aiopersist.frontier import Antichain
 from aiopersist.stash import NothingSealed, StaleLower, Stash, TableTransaction, TypedCollection, transact
 from aiopersist.testing.stash.append import looks, refused, sealed
 

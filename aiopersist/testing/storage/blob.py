@@ -17,7 +17,7 @@ import contextlib
 
 import pytest
 
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.storage.blob import Blob
 from aiopersist.testing.fixtures import TakesHandles
 

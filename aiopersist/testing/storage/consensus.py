@@ -18,7 +18,7 @@ import contextlib
 
 import pytest
 
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
 from aiopersist.testing.fixtures import TakesHandles
 from aiopersist.testing.storage.heads import (

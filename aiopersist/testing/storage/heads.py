@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from aiopersist.errors import Unsupported
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.errors import Unsupported
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
 
 Handles = tuple[Consensus, Consensus]

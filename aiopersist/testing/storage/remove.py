@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from aiopersist.errors import Unsupported
+from aiopersist.base.errors import Unsupported
 from aiopersist.storage.consensus import Consensus, Versioned
 from aiopersist.testing.storage.heads import Handles, grow, numbered
 

@@ -3,7 +3,7 @@ first."""
 
 import pytest
 
-from aiopersist.runtime import SYSTEM
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.storage.consensus import Consensus, Entry, Versioned
 from aiopersist.testing.storage.heads import Handles, grow, numbered, set_many
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from aiopersist.base.frontier import Antichain
 from aiopersist.data.updates import times
-from aiopersist.frontier import Antichain
 from aiopersist.indexed import maintenance
 from aiopersist.read import listen
 from aiopersist.stash import memory, session

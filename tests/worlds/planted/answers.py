@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from aiopersist.errors import StorageUnavailable
+from aiopersist.base.errors import StorageUnavailable
 from aiopersist.storage.objects import answers, clock
 from aiopersist.testing.simulation import between
 from tests.worlds.everything import MORE_FROM

@@ -6,7 +6,7 @@ from unittest.mock import ANY
 import pytest
 from msgspec.structs import replace
 
-from aiopersist.errors import UpperMismatch
+from aiopersist.base.errors import UpperMismatch
 from aiopersist.indexed import commands
 from aiopersist.shard import commit
 from aiopersist.shard.register import Register

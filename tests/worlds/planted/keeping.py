@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from aiopersist.frontier import Antichain
+from aiopersist.base.frontier import Antichain
 from aiopersist.gc import collect, sweep
 from aiopersist.shard import hold
 from aiopersist.state import command, compaction, drops, reading, retention, trail

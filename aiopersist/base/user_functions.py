@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from inspect import isawaitable, iscoroutine
 from typing import Any, TypeVar
 
-from aiopersist.errors import shown
+from aiopersist.base.errors import shown
 
 T = TypeVar("T")
 log = logging.getLogger("aiopersist").getChild("table")

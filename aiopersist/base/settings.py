@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from aiopersist.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
 
 PREFIX = "AIOPERSIST_"
 # Variables with the prefix that are no settings: the location, the inspector's token, and those of tests.

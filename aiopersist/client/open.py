@@ -3,12 +3,12 @@
 import os
 from functools import partial
 
-from aiopersist.client import Client
+from aiopersist.base.ending import both
+from aiopersist.base.resource import Opening
+from aiopersist.base.runtime import SYSTEM, Runtime
+from aiopersist.base.settings import Settings, settings_or_environment
+from aiopersist.client.client import Client
 from aiopersist.data.lazy import arrow_is_imported, import_arrow
-from aiopersist.ending import both
-from aiopersist.resource import Opening
-from aiopersist.runtime import SYSTEM, Runtime
-from aiopersist.settings import Settings, settings_or_environment
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus
 from aiopersist.storage.urls import Location, open_stores, parse_location

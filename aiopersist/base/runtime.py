@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-from aiopersist.errors import InvalidUsage, UsageKind
+from aiopersist.base.errors import InvalidUsage, UsageKind
 
 T = TypeVar("T")
 

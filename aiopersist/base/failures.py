@@ -12,8 +12,8 @@ from ast import literal_eval
 from collections.abc import Callable
 from typing import NamedTuple
 
-from aiopersist.errors import Error
-from aiopersist.runtime import Runtime
+from aiopersist.base.errors import Error
+from aiopersist.base.runtime import Runtime
 
 log = logging.getLogger("aiopersist").getChild("background")
 

@@ -4,9 +4,9 @@ for, in whatever thread."""
 from collections import Counter
 from collections.abc import Callable
 
+from aiopersist.base.resource import Handle
 from aiopersist.measure.metrics import Observed
 from aiopersist.read.handle import ReadHandle
-from aiopersist.resource import Handle
 from aiopersist.shard.shards import Shards
 
 FIELDS = {"WriteHandle": "writers", "SinceHandle": "holds", "Subscription": "subscriptions"}

@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 from weakref import WeakKeyDictionary, ref
 
-from aiopersist.errors import Error, InvalidUsage, UsageKind
-from aiopersist.runtime import OwnProcess, Runtime
-from aiopersist.supervisor import Supervisor
+from aiopersist.base.errors import Error, InvalidUsage, UsageKind
+from aiopersist.base.runtime import OwnProcess, Runtime
+from aiopersist.base.supervisor import Supervisor
 
 
 class Closeable(Protocol):

@@ -14,7 +14,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, final
 
-from aiopersist.errors import InvalidUsage, UsageKind, shown
+from aiopersist.base.errors import InvalidUsage, UsageKind, shown
 
 Time = int | tuple[int, ...]
 TIME_MAX = 2**63 - 1  # times are stored as signed INT64

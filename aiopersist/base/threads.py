@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from typing import TypeVar
 
-from aiopersist.runtime import OwnProcess
+from aiopersist.base.runtime import OwnProcess
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
-from aiopersist.ending import ended, when_cancelled
-from aiopersist.failures import Failures
-from aiopersist.runtime import SYSTEM, OwnProcess, Runtime, begun
+from aiopersist.base.ending import ended, when_cancelled
+from aiopersist.base.failures import Failures
+from aiopersist.base.runtime import SYSTEM, OwnProcess, Runtime, begun
 
 RELEASE_DEADLINE_S = 5.0  # for what is released
 UNCLOSED_S = 0.5  # the same where the loop ends and nothing was closed

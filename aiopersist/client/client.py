@@ -17,19 +17,19 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 from weakref import ref
 
+from aiopersist.base.errors import Error
+from aiopersist.base.frontier import Antichain, Time
+from aiopersist.base.resource import Closeable, Opening, Root
+from aiopersist.base.runtime import Runtime
+from aiopersist.base.settings import Settings
+from aiopersist.client.gauges import observed
 from aiopersist.data.lazy import are_imported
 from aiopersist.data.types.schema import Schema
-from aiopersist.errors import Error
-from aiopersist.frontier import Antichain, Time
-from aiopersist.gauges import observed
 from aiopersist.maintenance.upkeep import Upkeep
 from aiopersist.measure.metrics import Metrics
 from aiopersist.measure.providers import Measures
 from aiopersist.read.handle import ReadHandle
 from aiopersist.read.open import open_reader
-from aiopersist.resource import Closeable, Opening, Root
-from aiopersist.runtime import Runtime
-from aiopersist.settings import Settings
 from aiopersist.shard import catalog
 from aiopersist.shard.catalog import ShardId, check_name
 from aiopersist.shard.shards import Shards
