@@ -41,6 +41,18 @@ BETTER = {
     "Spend": "MarkConsumed",
 }
 
+# Participles and pronouns that name no thing: a variable, an argument or a function says what it has.
+VAGUE = frozenset(
+    {"found", "given", "known", "loose", "made", "settled", "some", "spent", "taken", "there", "told"}
+    | {"vain", "wanted"}
+)
+# Packages whose names are still to be put right.
+UNTIDY = frozenset(
+    {"__init__.py", "backup", "base", "cli", "client", "compact", "data", "demo", "erase", "fastapi", "gc"}
+    | {"indexed", "maintenance", "measure", "parts", "read", "shard", "spark", "stash", "state", "storage"}
+    | {"subscription", "table", "testing", "web", "write"}
+)
+
 # Names of others, which no code here uses: of Postgres, S3, Parquet, Python, Java and the tools in the docs.
 FOREIGN = frozenset(
     {"PGPASSWORD", "POST", "DATA_SOURCE_NOT_FOUND", "ceil", "host1", "jq", "log2", "psql", "py313"}
@@ -186,6 +198,27 @@ def test_names_that_had_several_meanings_are_gone() -> None:
     assert {
         name: (places, BETTER[name]) for name, places in (classes() | modules).items() if name in BETTER
     } == {}
+
+
+def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Each name that code gives to a variable, an argument, an attribute or a function, with its line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield node.lineno, name
+            case ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield node.lineno, name
+
+
+def test_names_say_what_they_name() -> None:
+    vague = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in sources()
+        if path.relative_to(LIBRARY).parts[0] not in UNTIDY
+        for line, name in bound_names(ast.parse(path.read_text(encoding="utf-8")))
+        if name.strip("_") in VAGUE
+    ]
+    assert vague == []
 
 
 @pytest.mark.parametrize(
