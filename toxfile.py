@@ -30,8 +30,9 @@ def newest() -> str:
 
 
 SAME = "tests/worlds/test_worlds.py::test_a_seed_gives_the_same_world_in_any_process"
-OTHERS = f"tests/state tests/test_package.py tests/storage/test_s3.py {SAME} " + " ".join(
-    f"tests/api/test_{name}.py" for name in ("client", "batches", "batches_s3", "maintenance")
+OTHERS = (
+    f"tests/state tests/test_package.py tests/storage/test_s3.py {SAME} tests/client/test_client.py "
+    "tests/batches/test_batches.py tests/batches/test_s3.py tests/maintenance/test_maintenance.py"
 )
 
 add_pyenv_to_path()

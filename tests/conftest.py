@@ -199,6 +199,15 @@ async def quiet_mem() -> AsyncIterator[ap.Client]:
         yield client
 
 
+@pytest.fixture
+async def place() -> AsyncIterator[Any]:
+    """A location in memory whose clients are like processes of their own."""
+    from tests.support.processes import place_in_memory  # this file is also used apart from the others
+
+    async with place_in_memory(watch_timeout_s=0.02) as place:
+        yield place
+
+
 @pytest.fixture(scope="module")
 def started_postgres(postgres_server: servers.PostgresServer) -> servers.PostgresServer:
     """Postgres, started before any loop is watched."""

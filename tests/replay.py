@@ -42,7 +42,7 @@ def stash(seed: int) -> Awaitable[Any]:
 
 
 def round_trips(seed: int) -> Awaitable[Any]:
-    return import_module("tests.api.test_round_trips").Game(seed).play(setattr)
+    return import_module("tests.read.test_round_trips").Game(seed).play(setattr)
 
 
 async def states(seed: int) -> Any:
