@@ -10,8 +10,8 @@ from aiopersist.backup.target import CopyAppend, check_copy, move_since, writing
 from aiopersist.base.errors import OpaqueMismatch, Unsupported, UpperMismatch
 from aiopersist.base.frontier import Antichain
 from aiopersist.base.progress import Progressing
+from aiopersist.data.arrays import int64_scalar
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.plain import int64_scalar
 from aiopersist.parts.fetch import Selection
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards

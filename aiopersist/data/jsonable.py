@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import pydantic_core
 
+from aiopersist.data.arrays import column, compared, int64_array, integer_of, one
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.plain import column, compared, int64_array, integer_of, one
 
 
 def to_json(scalar: pa.Scalar) -> Any:
@@ -107,8 +107,8 @@ def column_texts(column: pa.Array | pa.ChunkedArray) -> list[str]:
     texts: list[str] = []
     for chunk in chunks:
         for at in range(0, len(chunk), SLICE_ROWS):
-            some = chunk.slice(at, SLICE_ROWS)
-            texts += _texts_by_kernels(some) or _texts(some)
+            part = chunk.slice(at, SLICE_ROWS)
+            texts += _texts_by_kernels(part) or _texts(part)
     return texts
 
 
@@ -140,7 +140,7 @@ def column_from_texts(texts: Sequence[str], t: pa.DataType) -> pa.Array | pa.Chu
     texts."""
     if sum(map(len, texts)) <= CHUNK_LENGTH_MAX:
         return _chunk_from_texts(texts, t)
-    return pa.chunked_array([_chunk_from_texts(some, t) for some in _chunks(texts)], t)
+    return pa.chunked_array([_chunk_from_texts(part, t) for part in _chunks(texts)], t)
 
 
 def scalar_from_text(text: str, t: pa.DataType) -> pa.Scalar:
@@ -215,7 +215,7 @@ def _column(values: list[Any], t: pa.DataType) -> pa.Array:
         return pa.StructArray.from_arrays(children, fields=list(t), mask=_absent(values))
     if pa.types.is_list(t):
         lists = [[] if value is None else value for value in values]
-        elements = _column([element for some in lists for element in some], t.value_type)
+        elements = _column([element for value in lists for element in value], t.value_type)
         offsets = pa.array(accumulate(map(len, lists), initial=0), pa.int32())
         return pa.ListArray.from_arrays(offsets, elements, type=t, mask=_absent(values))
     return _leaf_column(values, t)
@@ -284,9 +284,9 @@ def _struct_pieces(column: pa.Array) -> _Pieces:
     columns, around = [], ["{"]
     for number, field in enumerate(column.type):
         child = pc.struct_field(column, [number])
-        found, (head, *rest) = _pieces(child) or _by_python(child)
+        own, (head, *rest) = _pieces(child) or _by_python(child)
         around[-1] += f"{',' if number else ''}{_LEAVES(field.name)}:{head}"
-        columns += found
+        columns += own
         around += rest
     around[-1] += "}"
     return _Pieces(columns, around)
@@ -314,7 +314,7 @@ def _scalar(text: str) -> pa.Scalar:
 
 
 def _one(text: str) -> pa.Array:
-    """A column of this text, without `pa.array`, as `data/plain.py` makes those of integers."""
+    """A column of this text, without `pa.array`, as `data/arrays.py` makes those of integers."""
     data = text.encode()
     offsets = pa.py_buffer(array("i", [0, len(data)]))
     return pa.StringArray.from_buffers(1, offsets, pa.py_buffer(data))

@@ -25,7 +25,7 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def unexpected(value: object, wanted: str) -> str:
+def unexpected(value: object, expected: str) -> str:
     """What a value of another type than the wanted one is told."""
     shown_type, text = type(value).__name__, short(value)
-    return f"expected {wanted}, got {text if text.startswith(f'{shown_type}(') else f'{shown_type} {text}'}"
+    return f"expected {expected}, got {text if text.startswith(f'{shown_type}(') else f'{shown_type} {text}'}"

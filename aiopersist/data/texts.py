@@ -170,9 +170,9 @@ def values_of(field: Field, texts: Sequence[str]) -> list[Any] | None:
     values: list[Any] = []
     try:
         for at in range(0, len(texts), SLICE_ROWS):
-            some = texts[at : at + SLICE_ROWS]
-            plain = from_json(f"[{','.join(some)}]")
-            if len(plain) != len(some):
+            part = texts[at : at + SLICE_ROWS]
+            plain = from_json(f"[{','.join(part)}]")
+            if len(plain) != len(part):
                 return None
             values += _values(field, plain)
     except (LookupError, ValueError, TypeError):

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiopersist.data.arrays import bool_scalar
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.plain import bool_scalar
 from aiopersist.data.refusal import Refusal
 
 Array = Any
@@ -29,13 +29,13 @@ def check_table(table: pa.Table) -> None:
         table.validate()  # lengths, and sizes of buffers: all other checks rely on them
     except pa.ArrowException as e:
         raise Refusal(-1, f"invalid Arrow data: {e}") from e
-    found = []
+    refusals = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         try:
             check_column(column)
         except Refusal as e:
-            found.append(Refusal(e.row, f"{name}: {e.reason}"))
-    raise_first(found)
+            refusals.append(Refusal(e.row, f"{name}: {e.reason}"))
+    raise_first(refusals)
 
 
 def check_column(column: Array) -> None:
@@ -99,8 +99,8 @@ def _hollow(array: Array) -> Array:
         return pa.Array.from_buffers(pa.struct([]), len(array), buffers[:1], array.null_count, array.offset)
     size = len(array.keys if is_.is_map(t) else array.values)
     kind = _hollow_type(t)
-    given = len(array), buffers[: kind.num_buffers], array.null_count, array.offset
-    return pa.Array.from_buffers(kind, *given, [pa.nulls(size)])
+    form = len(array), buffers[: kind.num_buffers], array.null_count, array.offset
+    return pa.Array.from_buffers(kind, *form, [pa.nulls(size)])
 
 
 def _hollow_type(t: pa.DataType) -> pa.DataType:
@@ -115,19 +115,19 @@ def _hollow_type(t: pa.DataType) -> pa.DataType:
 
 
 def _check_fields(array: Array) -> None:
-    found = []
+    refusals = []
     for number, field in enumerate(array.type):
         try:
             _check(array.field(number))
         except Refusal as e:
-            found.append(Refusal(e.row, f"field {field.name!r}: {e.reason}"))
-    raise_first(found)
+            refusals.append(Refusal(e.row, f"field {field.name!r}: {e.reason}"))
+    raise_first(refusals)
 
 
-def raise_first(found: list[Refusal]) -> None:
+def raise_first(refusals: list[Refusal]) -> None:
     """Raise the refusal of the least row, if there is any."""
-    if found:
-        raise min(found, key=lambda e: e.row)
+    if refusals:
+        raise min(refusals, key=lambda e: e.row)
 
 
 def _check_elements(array: Array) -> None:
@@ -261,6 +261,6 @@ def _null_in_struct(array: Array, field: pa.Field) -> int | None:
     present = array.is_valid() if array.null_count else None
     rows = None if present is None else pc.indices_nonzero(present)
     inner = array if present is None else array.filter(present)
-    found = [null_where_none_may_be(c, f) for c, f in zip(inner.flatten(), field.type, strict=True)]
-    first = min((row for row in found if row is not None), default=None)
+    firsts = [null_where_none_may_be(c, f) for c, f in zip(inner.flatten(), field.type, strict=True)]
+    first = min((row for row in firsts if row is not None), default=None)
     return first if first is None or rows is None else rows[first].as_py()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from aiopersist.data.jsonable import column_texts
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.part.select import apply_where
-from aiopersist.data.part.wanted import WantedKeys
+from aiopersist.data.part.wanted_keys import WantedKeys
 from aiopersist.table.lookup import wanted_keys
 from aiopersist.table.schema import TableSchema
 

@@ -16,7 +16,7 @@ from aiopersist.base.errors import InvalidUsage, UsageKind, shown
 from aiopersist.base.frontier import Antichain, Description, Time, shaped
 from aiopersist.base.resource import Opening, Resource, Scope
 from aiopersist.data.types.schema import Schema
-from aiopersist.data.updates.given import GivenUpdates, taken
+from aiopersist.data.updates.inputs import GivenUpdates, own_copy
 from aiopersist.indexed.background import Background
 from aiopersist.indexed.commands import Leave
 from aiopersist.indexed.committer import Committer
@@ -133,7 +133,8 @@ class Indexed(Resource):
         with self._call(changes=True):
             pairs = _pairs(updates, "updates")
             entries = [
-                (StreamUpdates(_stream(stream).name, stream.schema), taken(given)) for stream, given in pairs
+                (StreamUpdates(_stream(stream).name, stream.schema), own_copy(given))
+                for stream, given in pairs
             ]
             return await self._committer.write(entries)
 

@@ -37,7 +37,7 @@ from aiopersist.data.part.part import (
     read_rows,
 )
 from aiopersist.data.part.select import apply_where, prune
-from aiopersist.data.part.wanted import WantedKeys
+from aiopersist.data.part.wanted_keys import WantedKeys
 from aiopersist.data.types.evolve import adapt
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.assemble import JOINED_BYTES_MAX, concat

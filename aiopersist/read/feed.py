@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from aiopersist.base.errors import InvalidUsage, NotReadable, StorageUnavailable, UsageKind
 from aiopersist.base.frontier import Antichain, minimum, successor
 from aiopersist.base.resource import Resource
+from aiopersist.data.arrays import empty_table
 from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.keys import at_or_beyond, has_conditions, is_key
-from aiopersist.data.plain import empty_table
 from aiopersist.data.updates.assemble import at_time
 from aiopersist.data.updates.merge import rows_of_last_key
 from aiopersist.read.cut import CutBatches, batches_in

@@ -10,7 +10,7 @@ from typing import Any
 from aiopersist.base.frontier import Time
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.select import check_where, decode_projected, project, prune, resolve_columns
-from aiopersist.data.part.wanted import WantedKeys
+from aiopersist.data.part.wanted_keys import WantedKeys
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import contents, sort_and_consolidate, sum_columns
 from aiopersist.data.updates.updates import decode_rows

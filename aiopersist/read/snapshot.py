@@ -22,7 +22,7 @@ from aiopersist.base.supervisor import Supervisor
 from aiopersist.data.lazy import pa, pl
 from aiopersist.data.part.layout import writable
 from aiopersist.data.part.stats import ColumnStats
-from aiopersist.data.part.wanted import WantedKeys
+from aiopersist.data.part.wanted_keys import WantedKeys
 from aiopersist.data.updates.assemble import at_time, concat
 from aiopersist.data.updates.merge import are_sums
 from aiopersist.data.updates.slices import grow_old, slices

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from aiopersist.base.errors import InvalidUpdate, InvalidUsage, UsageKind
+from aiopersist.data.arrays import bool_scalar
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.plain import bool_scalar
 from aiopersist.data.types.schema import Schema
 from aiopersist.spark.maps import as_maps, shown_type
 

@@ -21,9 +21,9 @@ import anyio.to_thread
 
 from aiopersist.base.errors import CodecMismatch, Corruption, InvalidUpdate
 from aiopersist.base.frontier import TIME_MAX, Antichain
+from aiopersist.data.arrays import int64_array, int64_scalar
 from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import ipc, pa, pc
-from aiopersist.data.plain import int64_array, int64_scalar
 from aiopersist.data.refusal import Refusal, short
 from aiopersist.data.texts import INT64, texts_of, values_of
 from aiopersist.data.types.schema import Schema

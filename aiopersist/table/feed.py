@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 from aiopersist.base.errors import InvalidUsage, UsageKind, shown
 from aiopersist.base.frontier import Antichain
 from aiopersist.base.resource import Resource
+from aiopersist.data.arrays import int64_array
 from aiopersist.data.jsonable import column_texts
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.plain import int64_array
 from aiopersist.data.updates.consolidate import sort_and_consolidate
 from aiopersist.read.feed import UpdateFeed, UpdatesStep
 from aiopersist.shard.stack import Stack

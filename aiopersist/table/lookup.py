@@ -17,10 +17,10 @@ from typing import Any
 from aiopersist.base.frontier import Time
 from aiopersist.base.resource import run_bounded
 from aiopersist.base.supervisor import Supervisor
+from aiopersist.data.arrays import int64_scalar
 from aiopersist.data.jsonable import SLICE_ROWS, column_from_texts
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.part.wanted import WantedKeys
-from aiopersist.data.plain import int64_scalar
+from aiopersist.data.part.wanted_keys import WantedKeys
 from aiopersist.data.updates.assemble import concat
 from aiopersist.data.updates.consolidate import contents
 from aiopersist.parts.fetch import Named, Selection

@@ -7,8 +7,8 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aiopersist.data.plain import empty_table
-from aiopersist.data.updates.given import can_be_taken_again
+from aiopersist.data.arrays import empty_table
+from aiopersist.data.updates.inputs import is_repeatable
 from aiopersist.data.updates.sizes import goodbytes
 from aiopersist.parts.upload import chunks_on_a_thread
 from aiopersist.shard.registration import begun_anew
@@ -38,7 +38,7 @@ async def replace_contents(member: TableParticipant, group: TableCommits, entrie
 
 
 async def _begun_anew(entries: Any, put: Callable[[], Awaitable[Done | Repeated]]) -> Done | Repeated:
-    return await (begun_anew(put, EntriesExpired) if can_be_taken_again(entries) else put())
+    return await (begun_anew(put, EntriesExpired) if is_repeatable(entries) else put())
 
 
 async def _put_stream(

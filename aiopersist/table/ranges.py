@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, NamedTuple, TypeVar
 
+from aiopersist.data.arrays import int64_array
 from aiopersist.data.jsonable import column_from_texts
 from aiopersist.data.lazy import pa
-from aiopersist.data.plain import int64_array
 from aiopersist.data.updates.consolidate import contents
 from aiopersist.data.updates.order import row_key, row_keys
 from aiopersist.read.snapshot import Snapshot

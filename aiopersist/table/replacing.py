@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiopersist.data.arrays import empty_table, int64_scalar
 from aiopersist.data.lazy import np, pa
-from aiopersist.data.plain import empty_table, int64_scalar
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.assemble import at_time, column_of, concat, numbers
 from aiopersist.data.updates.consolidate import sort_and_consolidate

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aiopersist.base.errors import InvalidUpdate, InvalidUsage, UsageKind, shown
+from aiopersist.data.arrays import empty_table, int64_array
 from aiopersist.data.jsonable import column_from_texts, column_texts
 from aiopersist.data.lazy import pa
-from aiopersist.data.plain import empty_table, int64_array
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.texts import reader_of, writer_of
 from aiopersist.data.types.encodings import encoded_as, identity
-from aiopersist.data.types.kept import check_kept, keeps_all
+from aiopersist.data.types.exact_keys import are_exact, check_exact
 from aiopersist.data.types.nested import Instances, Lists, Structs
 from aiopersist.data.types.readable import check_readable
 from aiopersist.data.types.schema import Schema, has_lists, plain_types
@@ -60,7 +60,7 @@ class TableSchema(Generic[K, V]):
     def _take(self, schema: Schema[K, V, int]) -> None:
         self.schema = schema
         self._key_text, self._val_text = writer_of(self.schema.key), writer_of(self.schema.val)
-        self._keeps_keys = keeps_all(self.schema.key)
+        self._has_exact_keys = are_exact(self.schema.key)
         self._val, key = reader_of(self.schema.val), reader_of(self.schema.key)
         self._is_plain = self._val is not None and key is not None
         self._few = (key, self._val) if key and self._val and plain_types(self.schema) else None
@@ -98,7 +98,7 @@ class TableSchema(Generic[K, V]):
         try:
             column = field.encode(values)
             if what == "key":
-                self._check_kept(values)
+                self._check_exact(values)
             return column_texts(column)
         except Refusal as refusal:
             row = refusal.row if len(values) > 1 else None
@@ -132,15 +132,15 @@ class TableSchema(Generic[K, V]):
             self._check_readable(table, row_base)
         else:
             try:
-                self._check_kept([row[0] for row in chunk])
+                self._check_exact([row[0] for row in chunk])
             except Refusal as refusal:
                 text = f"table {self.name!r}: key: {refusal.reason}"
                 raise InvalidUpdate(text, row=row_base + refusal.row) from refusal
         return table
 
-    def _check_kept(self, keys: Sequence[Any]) -> None:
-        if not self._keeps_keys:
-            check_kept(self.schema.key, keys)
+    def _check_exact(self, keys: Sequence[Any]) -> None:
+        if not self._has_exact_keys:
+            check_exact(self.schema.key, keys)
 
     def _check_readable(self, table: pa.Table, row_base: int) -> None:
         for name, field in self.columns():

@@ -12,11 +12,11 @@ from aiopersist.base.errors import InvalidUsage, NotReadable, UsageKind, shown
 from aiopersist.base.frontier import minimum
 from aiopersist.base.resource import Opening, Resource
 from aiopersist.base.user_functions import warn_in_body
+from aiopersist.data.arrays import empty_table
 from aiopersist.data.part.select import project, resolve_columns
-from aiopersist.data.plain import empty_table
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.convert import rough_bytes
-from aiopersist.data.updates.given import GivenEntries, taken
+from aiopersist.data.updates.inputs import GivenEntries, own_copy
 from aiopersist.data.updates.updates import polars_frame
 from aiopersist.read.query import Columns
 from aiopersist.read.snapshot import Snapshot, contents_of, count_of, pandas_frame
@@ -167,7 +167,7 @@ class Table(Resource, Generic[K, V]):
     ) -> "pa.Table":
         """Such entries as columns `key` and `val`, or those asked for, in key order, one row per key;
         arguments as those of `items`."""
-        columns = taken(columns)
+        columns = own_copy(columns)
         chosen = await self._condition(start, stop, prefix, where)
         async with self._snapshot(as_of) as snapshot:
             if snapshot is None:
@@ -245,7 +245,7 @@ class Table(Resource, Generic[K, V]):
         read once; they take their place among other operations when that is done."""
         self._apart("put_many")
         marked = check_marks(txn, once, self._tables.shards.stack.settings)
-        given = taken(entries)
+        given = own_copy(entries)
         await self._tables.ready()
         table = await self._open()
         if not isinstance(given, Mapping | list | tuple) or len(given) > AT_ONCE or has_many(given):

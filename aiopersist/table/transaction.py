@@ -25,7 +25,7 @@ from aiopersist.base.frontier import Antichain, last_before, minimum
 from aiopersist.base.resource import run_bounded
 from aiopersist.data.lazy import pa
 from aiopersist.data.updates.convert import ROW, chunks_of, to_table
-from aiopersist.data.updates.given import GivenEntries, taken
+from aiopersist.data.updates.inputs import GivenEntries, own_copy
 from aiopersist.data.updates.sizes import check_update_size
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Snapshot
@@ -260,7 +260,7 @@ class Transaction:
         session = session_of(self._checked(writer))
         schema = session.schema
         tables = []
-        for chunk in chunks_of(taken(rows)):
+        for chunk in chunks_of(own_copy(rows)):
             tables.append(to_table(chunk, schema, columns=ROW, diff=diff))
             check_update_size(tables[-1], self._size_max)
         member = ShardParticipant(session)

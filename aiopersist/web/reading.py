@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 from aiopersist.base.errors import InvalidUsage, UsageKind, shown
 from aiopersist.base.frontier import Antichain, Time
 from aiopersist.client.client import Client
+from aiopersist.data.arrays import compared
 from aiopersist.data.jsonable import column_texts, from_json, scalar_from_text
 from aiopersist.data.lazy import import_all, pa, pc, warm_up
 from aiopersist.data.part.keys import at_or_beyond, has_conditions, is_key
 from aiopersist.data.part.where_text import parse_where
-from aiopersist.data.plain import compared
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.merge import rows_of_last_key
 from aiopersist.parts.fetch import Named

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from aiopersist.base.errors import InvalidUsage, UsageKind, shown
 from aiopersist.base.frontier import Antichain, Time
-from aiopersist.data.updates.given import taken
+from aiopersist.data.updates.inputs import own_copy
 from aiopersist.shard.attempt import Attempt
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
@@ -33,7 +33,7 @@ class Append(NamedTuple):
 def taken_append(append: Append) -> Append:
     """The append, with its updates as they are now: their owner may change them while others go first."""
     append = Append(*append)
-    return append._replace(updates=taken(append.updates))
+    return append._replace(updates=own_copy(append.updates))
 
 
 async def append_to_many(appends: Sequence[Append], stack: Stack) -> None:

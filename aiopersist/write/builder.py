@@ -8,7 +8,7 @@ from typing import Any
 from aiopersist.base.errors import InvalidUpdate, InvalidUsage, UsageKind
 from aiopersist.base.frontier import Antichain, Time
 from aiopersist.base.resource import Resource, Scope
-from aiopersist.data.updates.given import taken
+from aiopersist.data.updates.inputs import own_copy
 from aiopersist.shard.registration import Registration
 from aiopersist.write.batch import Batch
 from aiopersist.write.checks import check_bounds
@@ -91,7 +91,7 @@ class BatchBuilder(Resource):
         builder: a part of the input must not pass for all of it."""
         self._check_not_finished()
         with self._scope.call():
-            updates = taken(updates)
+            updates = own_copy(updates)
             async with self._turn:
                 before = self._upload.rows_taken
                 try:

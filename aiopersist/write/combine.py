@@ -22,7 +22,7 @@ from aiopersist.base.resource import for_each
 from aiopersist.data.lazy import pa
 from aiopersist.data.updates.assemble import at_time, concat, joined
 from aiopersist.data.updates.convert import ROW, chunks_of, is_arrow, to_table
-from aiopersist.data.updates.given import taken
+from aiopersist.data.updates.inputs import own_copy
 from aiopersist.data.updates.sizes import check_update_size
 from aiopersist.data.updates.tiny import TINY_ROWS, PlainRows
 from aiopersist.parts.columns import columns_of
@@ -145,7 +145,7 @@ class Combiner:
         """The rows as columns, checked: a sequence, Arrow data, an iterator or async iterator of either."""
         if is_small(rows):
             return self._table([rows], diff)
-        stack, rows = self._shard.stack, taken(rows)
+        stack, rows = self._shard.stack, own_copy(rows)
         if isinstance(rows, Sequence):
             return await columns_of(stack, rows, partial(self._columns, diff), self._schema)
         if is_arrow(rows) and isinstance(rows, Sized):
@@ -193,14 +193,14 @@ class Combiner:
 
     def _take(self) -> list[_WaitingWrite]:
         """All calls that wait, or as many as one commit may have."""
-        taken = numbers = 0
+        calls = numbers = 0
         for call in self._queue.waiting:
             if call.transactions or call.once.hashes:
                 numbers += 1
                 if numbers > NUMBERS_MAX:
                     break
-            taken += 1
-        return self._queue.take(taken)
+            calls += 1
+        return self._queue.take(calls)
 
     async def _slices(self, calls: Sequence[_WaitingWrite]) -> AsyncIterator[Sequence[_WaitingWrite]]:
         """`calls` in slices. Other tasks have a turn of the loop between two of them."""

@@ -13,7 +13,7 @@ from aiopersist.base.frontier import Antichain, Time
 from aiopersist.base.resource import Opening, Resource, Scope
 from aiopersist.base.user_functions import warn_in_body
 from aiopersist.data.types.schema import Schema
-from aiopersist.data.updates.given import GivenRows, GivenUpdates, taken
+from aiopersist.data.updates.inputs import GivenRows, GivenUpdates, own_copy
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards
@@ -173,7 +173,7 @@ class WriteHandle(Resource, Generic[K, V]):
         with self._scope.call():
             bounds, context = check_bounds(lower, upper, self._schema), self._session.context
             inline = context.inline(updates, *bounds)
-            given = None if inline is not None else taken(updates)
+            given = None if inline is not None else own_copy(updates)
             registration = await self._session.begin_batch()
             upload = context.upload(bounds[0], registration)
             try:

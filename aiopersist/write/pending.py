@@ -23,7 +23,7 @@ from aiopersist.base.errors import (
 from aiopersist.base.frontier import Antichain, minimum
 from aiopersist.base.supervisor import RELEASE_DEADLINE_S
 from aiopersist.data.types.schema import Schema
-from aiopersist.data.updates.given import can_be_taken_again, taken
+from aiopersist.data.updates.inputs import is_repeatable, own_copy
 from aiopersist.data.updates.tiny import Tiny
 from aiopersist.parts.copies import Copies
 from aiopersist.parts.flush import inline_to_blob, must_flush
@@ -135,7 +135,7 @@ class PendingAppend(Struct, eq=False):
     def _take(self) -> None:
         self.batch = self.session.context.inline(self.updates, self.lower, self.upper)
         if self.batch is None:
-            self.updates = taken(self.updates)
+            self.updates = own_copy(self.updates)
 
     @property
     def append(self) -> Self:
@@ -150,7 +150,7 @@ class PendingAppend(Struct, eq=False):
     @property
     def can_begin_again(self) -> bool:
         """Whether the input can be taken a second time."""
-        return self.batch is not None or can_be_taken_again(self.updates)
+        return self.batch is not None or is_repeatable(self.updates)
 
     def begin_again(self) -> None:
         """As if nothing had been staged: all that was is deleted, or free."""

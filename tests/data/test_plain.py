@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiopersist.data.plain import bool_scalar, empty_table, made_by_buffers, one, plain_array
+from aiopersist.data.arrays import bool_scalar, empty_table, made_by_buffers, one, plain_array
 
 INTS = st.integers(-(2**63), 2**63 - 1)
 TEXTS, BYTES = st.text(st.characters(codec="utf-8")), st.binary()

@@ -23,10 +23,10 @@ from itertools import accumulate, pairwise, takewhile
 from operator import and_
 from typing import Any, NamedTuple
 
+from aiopersist.data.arrays import compared
 from aiopersist.data.jsonable import from_json, to_json
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.part.stats import BOUND_BYTES, leaf_types
-from aiopersist.data.plain import compared
 from aiopersist.data.types.schema import Schema
 
 
@@ -83,11 +83,11 @@ class Leaf(NamedTuple):
 def plan_key_ranges(blocks: Iterable[Block], tasks: int) -> list[KeyRange]:
     """About `tasks` ranges, in order and disjoint, which cover all rows. A block without bounds may lie in
     every range, so it does not count."""
-    known = [block for block in blocks if block.bounds]
-    total = sum(block.updates for block in known)
+    bounded = [block for block in blocks if block.bounds]
+    total = sum(block.updates for block in bounded)
     if tasks <= 1 or not total:
         return [KeyRange()]
-    return list(_ranges(known, (), total / tasks))
+    return list(_ranges(bounded, (), total / tasks))
 
 
 def _ranges(blocks: Sequence[Block], prefix: tuple[Any, ...], goal: float) -> Iterator[KeyRange]:
@@ -172,29 +172,29 @@ def overlaps(keys: KeyRange, bounds: Sequence[Bound]) -> bool:
 def leaves(schema: Schema[Any, Any, Any]) -> list[Leaf]:
     """The leaf columns that decide the order, up to the first column that cannot divide: a list, a struct
     that may be absent, long values of fixed size, or a column whose dotted name another one shares."""
-    found: list[Leaf] = []
+    candidates: list[Leaf] = []
     for name in ("key", "val"):
         field = schema.arrow_schema.field(name)
-        if not _walk((name,), field.type, field.nullable, found):
+        if not _walk((name,), field.type, field.nullable, candidates):
             break
-    known = leaf_types(schema)  # without leaves that share a name
-    return list(takewhile(lambda leaf: leaf.name in known, found))
+    types = leaf_types(schema)  # without leaves that share a name
+    return list(takewhile(lambda leaf: leaf.name in types, candidates))
 
 
-def _walk(path: tuple[str, ...], t: pa.DataType, nullable: bool, found: list[Leaf]) -> bool:
+def _walk(path: tuple[str, ...], t: pa.DataType, nullable: bool, leaves_out: list[Leaf]) -> bool:
     """Add the leaves at `path`; whether the leaves after them can divide, too."""
     is_ = pa.types
     if is_.is_null(t):
         return True
     if is_.is_struct(t):
-        return not nullable and all(_walk((*path, f.name), f.type, f.nullable, found) for f in t)
+        return not nullable and all(_walk((*path, f.name), f.type, f.nullable, leaves_out) for f in t)
     if (
         is_.is_nested(t)
         or is_.is_dictionary(t)
         or (is_.is_fixed_size_binary(t) and t.byte_width > BOUND_BYTES)
     ):
         return False
-    found.append(Leaf(path, t, nullable))
+    leaves_out.append(Leaf(path, t, nullable))
     return True
 
 

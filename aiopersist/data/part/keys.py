@@ -45,7 +45,7 @@ class _KeyLeaf(NamedTuple):
             return ~self.field.is_valid()
         if pa.types.is_struct(self.value.type):
             return self.field.is_valid()
-        return self._there(~(self.field <= inf) if self._is_nan else self.field == self.value)
+        return self._unless_null(~(self.field <= inf) if self._is_nan else self.field == self.value)
 
     def beyond(self) -> pc.Expression:
         """Whether the leaf of a row is greater."""
@@ -54,16 +54,16 @@ class _KeyLeaf(NamedTuple):
         if pa.types.is_struct(self.value.type) or self._is_nan:
             return pc.scalar(False)
         if pa.types.is_floating(self.value.type):
-            return self._there(~(self.field <= self.value))  # true for NaN
-        return self._there(self.field > self.value)
+            return self._unless_null(~(self.field <= self.value))  # true for NaN
+        return self._unless_null(self.field > self.value)
 
     @property
     def _is_nan(self) -> bool:
         return bool(pa.types.is_floating(self.value.type) and isnan(self.value.as_py()))
 
-    def _there(self, found: pc.Expression) -> pc.Expression:
-        """False for nulls, of which `found` is null."""
-        return self.field.is_valid() & found if self.nullable else found
+    def _unless_null(self, fact: pc.Expression) -> pc.Expression:
+        """False for nulls, of which `fact` is null."""
+        return self.field.is_valid() & fact if self.nullable else fact
 
 
 def _leaves(

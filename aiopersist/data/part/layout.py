@@ -22,7 +22,7 @@ def layout(table: pa.Table) -> dict[str, Any]:
     """The options of Parquet's writer for the table."""
     repeated, integers = [], []
     sample = table.slice(0, SAMPLE_ROWS)
-    leaves = [found for name in table.column_names for found in _leaves(name, sample.column(name))]
+    leaves = [leaf for name in table.column_names for leaf in _leaves(name, sample.column(name))]
     times = Counter(path for path, _ in leaves)
     for path, leaf in leaves:
         if times[path] > 1:  # names may have dots: an encoding for one of two columns may fail for the other

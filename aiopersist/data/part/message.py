@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Any, NamedTuple
 
+from aiopersist.data.arrays import Buffers, assembled
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.inline import encode_inline
-from aiopersist.data.plain import Buffers, assembled
 from aiopersist.data.types.schema import PlainTypes
 
 ALIGNMENT = 8  # bytes, to which Arrow pads a buffer
@@ -47,9 +47,9 @@ class Template(NamedTuple):
 def template_of(plain: PlainTypes, schema: pa.Schema, rows: int) -> Template | None:
     """The template for so many rows, made once; `None` if Arrow writes another message than is known here."""
     if rows not in plain.templates:
-        plain.templates[rows] = _made(plain, schema, rows) if plain.encoders else None
-    found: Template | None = plain.templates[rows]
-    return found
+        plain.templates[rows] = _tested_template(plain, schema, rows) if plain.encoders else None
+    template: Template | None = plain.templates[rows]
+    return template
 
 
 def batch_of(columns: Sequence[Buffers], schema: pa.Schema, rows: int) -> pa.RecordBatch:
@@ -58,7 +58,7 @@ def batch_of(columns: Sequence[Buffers], schema: pa.Schema, rows: int) -> pa.Rec
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _made(plain: PlainTypes, schema: pa.Schema, rows: int) -> Template | None:
+def _tested_template(plain: PlainTypes, schema: pa.Schema, rows: int) -> Template | None:
     assert plain.encoders is not None
     samples = []
     for width in SAMPLES:

@@ -26,13 +26,13 @@ from typing import Any, NamedTuple, Protocol
 from aiopersist.base.errors import Corruption, Unsupported
 from aiopersist.base.frontier import Antichain, Description
 from aiopersist.base.settings import UntrimmableColumns
+from aiopersist.data.arrays import empty_table
 from aiopersist.data.lazy import pa, pq
 from aiopersist.data.part.inline import checksum
 from aiopersist.data.part.layout import layout, writable
 from aiopersist.data.part.ranges import Ranges
 from aiopersist.data.part.stats import Record, collect, if_computable, key_lower, merge, trim
-from aiopersist.data.part.wanted import WantedKeys
-from aiopersist.data.plain import empty_table
+from aiopersist.data.part.wanted_keys import WantedKeys
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.cast import retyped
 from aiopersist.data.types.schema import Schema
@@ -153,11 +153,11 @@ class PartWriter:
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._sink, self._schema.arrow_schema, **layout(table))
             self._key_lower = if_computable(lambda: key_lower(table))
-        found = if_computable(lambda: collect(table)) if self._stats.enabled else None
+        stats = if_computable(lambda: collect(table)) if self._stats.enabled else None
         self._writer.write_table(writable(table), row_group_size=table.num_rows)
         offset = self._groups[-1].offset + self._groups[-1].length if self._groups else 0
         length = self._sink.tell() - offset
-        self._groups.append(RowGroup(offset, length, table.num_rows, self._sink.take_crc(), found or {}))
+        self._groups.append(RowGroup(offset, length, table.num_rows, self._sink.take_crc(), stats or {}))
         self.rows += table.num_rows
         self._goodbytes += goodbytes(table)
         self.diffs = (self.diffs + diff_sum(table)) % 2**64
@@ -233,7 +233,7 @@ def read_rows(
     fetched: tuple[int, bytes],
     row_groups: list[int],
     schema: Schema[Any, Any, Any],
-    wanted: WantedKeys,
+    keys_sought: WantedKeys,
 ) -> pa.Table:
     """As `read_row_groups`, the rows that have wanted keys. Keys are decoded first; the other columns only up
     to the last row that is wanted."""
@@ -244,26 +244,26 @@ def read_rows(
     with _reading(schema):
         file = pq.ParquetFile(ranges.sequential_file(), metadata=index.metadata, pre_buffer=False)
         keys = as_stored(file.read_row_groups(row_groups, columns=["key"], use_threads=False), of_key)
-        rows = wanted.rows(keys.column("key"))
+        rows = keys_sought.rows(keys.column("key"))
         if not rows:
             return empty_table(arrow)
         options = {"row_groups": row_groups, "columns": of_others.names, "use_threads": False}
         batches = file.iter_batches(batch_size=rows.stop, **options)
         others = as_stored(_within(batches, rows), of_others)
-    return wanted.of(pa.table([keys.column("key").slice(rows.start, len(rows)), *others.columns], arrow))
+    return keys_sought.of(pa.table([keys.column("key").slice(rows.start, len(rows)), *others.columns], arrow))
 
 
 def _within(batches: Iterable[pa.RecordBatch], rows: range) -> pa.Table:
     """These rows of batches that follow each other. Takes none behind them."""
-    found, first = [], 0
+    slices, first = [], 0
     for batch in batches:
         start, end = max(rows.start - first, 0), min(rows.stop - first, batch.num_rows)
         if start < end:
-            found.append(batch.slice(start, end - start))
+            slices.append(batch.slice(start, end - start))
         first += batch.num_rows
         if first >= rows.stop:
             break
-    return pa.Table.from_batches(found)
+    return pa.Table.from_batches(slices)
 
 
 def iter_row_groups(
@@ -382,13 +382,13 @@ def _frontier(elements: list[Any]) -> Antichain:
     return Antichain(*(tuple(e) if isinstance(e, list) else e for e in elements))
 
 
-def as_stored(table: pa.Table, wanted: pa.Schema) -> pa.Table:
+def as_stored(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The table in the types that were written: Parquet has no seconds. Arrow's cast of a table is not used:
     it makes unsound lists of nulls."""
-    if table.schema.equals(wanted):
+    if table.schema.equals(schema):
         return table
-    columns = [retyped(table.column(field.name), field.type) for field in wanted]
-    return pa.table(columns, wanted)
+    columns = [retyped(table.column(field.name), field.type) for field in schema]
+    return pa.table(columns, schema)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ class Ranges:
     """Ranges `(offset, data)` of a file of `size` bytes."""
 
     def __init__(self, fetched: Iterable[tuple[int, bytes]], size: int) -> None:
-        self._fetched = sorted(fetched, key=lambda found: found[0])
+        self._fetched = sorted(fetched, key=lambda span: span[0])
         self._offsets = [offset for offset, _ in self._fetched]
         self.size = size
 

@@ -17,10 +17,10 @@ from math import isnan
 from typing import Any
 
 from aiopersist.base.errors import InvalidUsage, UsageKind
+from aiopersist.data.arrays import empty_table
 from aiopersist.data.jsonable import scalar_from_json
 from aiopersist.data.lazy import ds, fs, pa, pc
 from aiopersist.data.part.stats import leaf_paths, leaf_types
-from aiopersist.data.plain import empty_table
 from aiopersist.data.types.annotations import of_arrow
 from aiopersist.data.types.codec import Codec, Field
 from aiopersist.data.types.nested import Structs
@@ -58,15 +58,15 @@ def resolve_columns(columns: Sequence[str], schema: Schema[Any, Any, Any]) -> di
     wrong = isinstance(columns, str) or not all(isinstance(name, str) for name in columns)
     if wrong or len(set(columns)) < len(columns):
         raise _invalid(f"columns={columns!r} is no list of different names")
-    known = _names(schema)
+    paths_by_name = _names(schema)
     resolved = {}
     for name in columns:
-        paths = known.get(name, set())
+        paths = paths_by_name.get(name, set())
         if len(paths) > 1:
             raise _invalid(f"column {name!r} is ambiguous: it names each of {sorted(paths)}")
         if not paths:
-            there = ", ".join(["key", "val", *sorted(flat_names(schema))])
-            raise _invalid(f"no column {name!r}; there are {there}")
+            names = ", ".join(["key", "val", *sorted(flat_names(schema))])
+            raise _invalid(f"no column {name!r}; there are {names}")
         (resolved[name],) = paths
     return resolved
 
@@ -74,16 +74,18 @@ def resolve_columns(columns: Sequence[str], schema: Schema[Any, Any, Any]) -> di
 def _names(schema: Schema[Any, Any, Any]) -> dict[str, set[tuple[str, ...]]]:
     """The paths that each name may mean: dotted names, and names of fields alone. Names of fields may have
     dots, so a name may mean several paths."""
-    found: dict[str, set[tuple[str, ...]]] = {name: {path} for name, path in flat_names(schema).items()}
+    paths_by_name: dict[str, set[tuple[str, ...]]] = {
+        name: {path} for name, path in flat_names(schema).items()
+    }
 
     def walk(path: tuple[str, ...], t: pa.DataType) -> None:
-        found.setdefault(".".join(path), set()).add(path)
+        paths.setdefault(".".join(path), set()).add(path)
         for field in t if pa.types.is_struct(t) else ():
             walk((*path, field.name), field.type)
 
     for half in ("key", "val"):
         walk((half,), schema.arrow_schema.field(half).type)
-    return found
+    return paths
 
 
 def project(table: pa.Table, paths: Mapping[str, tuple[str, ...]]) -> pa.Table:
@@ -123,13 +125,15 @@ def _inner(codec: Codec, name: str) -> Field:
 
 def flat_names(schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
     """The fields of key and value whose name works alone, with their paths."""
-    found: dict[str, list[tuple[str, ...]]] = {}
+    paths: dict[str, list[tuple[str, ...]]] = {}
     for side in ("key", "val"):
         t = schema.arrow_schema.field(side).type
         for field in t if pa.types.is_struct(t) else ():
-            found.setdefault(field.name, []).append((side, field.name))
-    taken = {"key", "val", "time", "diff"}
-    return {name: paths[0] for name, paths in found.items() if len(paths) == 1 and name not in taken}
+            paths.setdefault(field.name, []).append((side, field.name))
+    columns = {"key", "val", "time", "diff"}
+    return {
+        name: paths[0] for name, paths in paths_by_name.items() if len(paths) == 1 and name not in columns
+    }
 
 
 def prune(

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from aiopersist.base.errors import Corruption
 from aiopersist.base.settings import UntrimmableColumns
+from aiopersist.data.arrays import compared, empty_table, one
 from aiopersist.data.jsonable import from_json, to_json
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.plain import compared, empty_table, one
 from aiopersist.data.types.codec import Field
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.order import row_key
@@ -72,11 +72,11 @@ def merge(records: Iterable[Record], schema: Schema[Any, Any, Any]) -> Record:
     records = list(records)
     types = leaf_types(schema)
     names = [name for name in records[0] if name in types] if records else []
-    found = {}
+    merged = {}
     for name in names:
         with _readable(name):
-            found[name] = _merged([r[name] for r in records], types[name])
-    return found
+            merged[name] = _merged([r[name] for r in records], types[name])
+    return merged
 
 
 def trim(record: Record, budget_bytes: int, untrimmable: UntrimmableColumns) -> Record:
@@ -96,13 +96,13 @@ def decode_stats(record: Mapping[str, Any], schema: Schema[Any, Any, Any]) -> di
     """The stored form as values, of the types of the schema if a bound is such a value. A bound that Python
     cannot represent is `None`. `Corruption` for a record that is none."""
     fields, types = _leaf_fields(schema), leaf_types(schema)
-    found = {}
+    stats = {}
     for name, entry in record.items():
         if name in types:  # a reader's older schema may lack it
             with _readable(name):
                 low, high = (_value(entry[end], types[name], fields.get(name)) for end in ("min", "max"))
-                found[name] = ColumnStats(low, high, entry["nulls"])
-    return found
+                stats[name] = ColumnStats(low, high, entry["nulls"])
+    return stats
 
 
 def key_lower(table: pa.Table | pa.RecordBatch) -> Any:
@@ -138,11 +138,11 @@ def leaf_paths(schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
 
 def _named_leaves(table: pa.Table | pa.RecordBatch) -> dict[str, tuple[tuple[str, ...], Any]]:
     """The leaf columns with their paths, by dotted name, without leaves that share a name."""
-    found: dict[str, list[tuple[tuple[str, ...], Any]]] = {}
+    named: dict[str, list[tuple[tuple[str, ...], Any]]] = {}
     for half in ("key", "val", "time"):
         for path, leaf in _leaves((half,), table.column(half)):
-            found.setdefault(".".join(path), []).append((path, leaf))
-    return {name: leaves[0] for name, leaves in found.items() if len(leaves) == 1}
+            named.setdefault(".".join(path), []).append((path, leaf))
+    return {name: leaves[0] for name, leaves in named.items() if len(leaves) == 1}
 
 
 def _bound_type(t: pa.DataType) -> pa.DataType:
@@ -167,8 +167,8 @@ def _of_leaf(leaf: Any) -> dict[str, Any]:
     if pa.types.is_nested(leaf.type) or pa.types.is_null(leaf.type) or leaf.null_count == len(leaf):
         return entry
     kept = compared(leaf.type)
-    found = pc.min_max(leaf if kept == leaf.type else leaf.cast(kept))
-    low, high = found["min"], found["max"]
+    bounds = pc.min_max(leaf if kept == leaf.type else leaf.cast(kept))
+    low, high = bounds["min"], bounds["max"]
     if pa.types.is_floating(leaf.type):
         nans, nan = pc.is_nan(leaf), pa.scalar(float("nan"), leaf.type)
         low = nan if pc.all(nans).as_py() else low
@@ -256,18 +256,18 @@ def _rank(name: str) -> int:
 
 def _leaf_fields(schema: Schema[Any, Any, Any]) -> dict[str, Field]:
     """The codecs of the leaves of key and value, by dotted name."""
-    found: dict[str, Field] = {}
+    leaf_fields: dict[str, Field] = {}
 
     def walk(path: str, field: Field) -> None:
         parts: Mapping[str, Field] = getattr(field.codec, "fields", {})
         if not parts:
-            found[path] = field
+            leaf_fields[path] = field
         for name, part in parts.items():
             walk(f"{path}.{name}", part)
 
     walk("key", schema.key)
     walk("val", schema.val)
-    return found
+    return leaf_fields
 
 
 def _value(stored: Any, t: pa.DataType, field: Field | None) -> Any:

@@ -15,16 +15,16 @@ from aiopersist.data.types.schema import Schema
 
 
 def iter_rows(
-    data: bytes, schemas: Sequence[Schema[Any, Any, Any]], wanted: Schema[Any, Any, Any]
+    data: bytes, schemas: Sequence[Schema[Any, Any, Any]], to: Schema[Any, Any, Any]
 ) -> Iterator[pa.Table]:
-    """The rows, row group by row group, as `wanted` has them. `schemas` are those of the shard. `Corruption`
+    """The rows, row group by row group, as `to` has them. `schemas` are those of the shard. `Corruption`
     for what is no part of any of these."""
     try:
         file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
         written = next(s for s in schemas if _alike(s.arrow_schema, file.schema_arrow))
         for number in range(file.num_row_groups):
             table = as_stored(file.read_row_group(number, use_threads=False), written.arrow_schema)
-            yield adapt(table, wanted)
+            yield adapt(table, to)
     except StopIteration:
         raise Corruption("a part has columns that no schema of its shard has") from None
     except (pa.ArrowException, Refusal, OSError, KeyError, ValueError) as e:

@@ -90,14 +90,14 @@ class _Parser:
         self._depth = 0
 
     def whole(self) -> Any:
-        found = self._condition()
+        condition = self._condition()
         if self._next.kind != "end":
             raise self._error(f"{self._next.text!r} is one thing too many")
         try:
-            check_where(found, self._schema)
+            check_where(condition, self._schema)
         except InvalidUsage as error:
             raise self._error(str(error), 0) from None
-        return found
+        return condition
 
     # --- tokens ----------------------------------------------------------------------------------
 
@@ -140,16 +140,16 @@ class _Parser:
     # --- rules -----------------------------------------------------------------------------------
 
     def _condition(self) -> Any:
-        found = self._and()
+        condition = self._and()
         while self._take("or"):
-            found = found | self._and()
-        return found
+            condition = condition | self._and()
+        return condition
 
     def _and(self) -> Any:
-        found = self._not()
+        condition = self._not()
         while self._take("and"):
-            found = found & self._not()
-        return found
+            condition = condition & self._not()
+        return condition
 
     def _not(self) -> Any:
         self._depth += 1
@@ -159,9 +159,9 @@ class _Parser:
             if self._take("not"):
                 return ~self._not()
             if self._take("("):
-                found = self._condition()
+                condition = self._condition()
                 self._expect(")")
-                return found
+                return condition
             return self._comparison()
         finally:
             self._depth -= 1
@@ -181,8 +181,8 @@ class _Parser:
             return left.what.is_valid() if negated else left.what.is_null()
         negated = self._take("not")
         if self._take("in"):
-            found = self._in(left)
-            return ~found if negated else found
+            condition = self._in(left)
+            return ~condition if negated else condition
         if negated:
             raise self._error("expected in")
         if not pa.types.is_boolean(left.type):
@@ -202,15 +202,15 @@ class _Parser:
         while self._take(","):
             values.append(self._literal())
         self._expect(")")
-        there = [v for v in values if (number := _number_of(v)) is None or _holds(left.type, number)]
-        found = left.what.isin(pa.array([self._value(v, left.type).as_py() for v in there], left.type))
-        return found | _null(left.what, left.type)  # Arrow says false for a null
+        possible = [v for v in values if (number := _number_of(v)) is None or _holds(left.type, number)]
+        condition = left.what.isin(pa.array([self._value(v, left.type).as_py() for v in possible], left.type))
+        return condition | _null(left.what, left.type)  # Arrow says false for a null
 
     def _literal(self) -> _Operand:
-        found = self._operand()
-        if found.type is not None:
-            raise self._error("expected a value, not a column", found.at)
-        return found
+        operand = self._operand()
+        if operand.type is not None:
+            raise self._error("expected a value, not a column", operand.at)
+        return operand
 
     def _operand(self) -> _Operand:
         at = self._next.at
@@ -250,8 +250,8 @@ class _Parser:
         try:
             return _scalar(operand.what, of)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            given = str(operand.what) if isinstance(operand.what, Decimal) else repr(operand.what)
-            problem = f"{given} cannot be compared with a column of type {of}"
+            text = str(operand.what) if isinstance(operand.what, Decimal) else repr(operand.what)
+            problem = f"{text} cannot be compared with a column of type {of}"
             raise self._error(problem, operand.at) from None
 
 
@@ -295,10 +295,10 @@ def _is_exact(of: Any) -> bool:
 def _holds(of: Any, value: Decimal) -> bool:
     """Whether a column of that type can hold the number."""
     try:
-        found: bool = not _is_exact(of) or _floor(value, of).as_py() == value
+        holds: bool = not _is_exact(of) or _floor(value, of).as_py() == value
     except (pa.ArrowException, OverflowError):
         return False
-    return found
+    return holds
 
 
 def _floor(value: Decimal, of: Any) -> pa.Scalar:
@@ -309,8 +309,8 @@ def _floor(value: Decimal, of: Any) -> pa.Scalar:
     if value and value.adjusted() < -DIGITS_MAX:
         value = Decimal(1).scaleb(-DIGITS_MAX).copy_sign(value)
     scale = of.scale if pa.types.is_decimal(of) else 0
-    found = value.quantize(Decimal(1).scaleb(-scale), ROUND_FLOOR, Context(4 * DIGITS_MAX))
-    return pa.scalar(int(found) if pa.types.is_integer(of) else found, of)
+    floor = value.quantize(Decimal(1).scaleb(-scale), ROUND_FLOOR, Context(4 * DIGITS_MAX))
+    return pa.scalar(int(floor) if pa.types.is_integer(of) else floor, of)
 
 
 def _compared_exactly(sign: str, column: Any, of: Any, value: Decimal) -> Any:

@@ -83,9 +83,9 @@ def _of_generic(annotation: Any, *, frozen: bool, within: tuple[type, ...]) -> F
         own = [a for a in arguments[1:] if isinstance(a, Codec)]
         return field_of(own[-1] if own else arguments[0], frozen=frozen, within=within)
     if origin is Union or origin is types.UnionType:
-        some = [a for a in arguments if a is not NONE]
-        if len(some) == 1 and len(some) < len(arguments):
-            return field_of(some[0], frozen=frozen, within=within)._replace(nullable=True)
+        members = [a for a in arguments if a is not NONE]
+        if len(members) == 1 and len(members) < len(arguments):
+            return field_of(members[0], frozen=frozen, within=within)._replace(nullable=True)
         raise TypeError(f"cannot store {annotation!r}: the only union with a column is `T | None`")
     if origin is list and arguments:  # `typing.List` alone has none
         return Field(Lists(field_of(arguments[0], frozen=frozen, within=within)), nullable=False)
@@ -117,14 +117,14 @@ def _record(cls: type, *, frozen: bool, within: tuple[type, ...]) -> Structs:
     if frozen and not _is_named_tuple(cls) and not _is_frozen(cls):
         text = f"{cls.__qualname__} is part of a key, so it must be a frozen dataclass or a NamedTuple"
         raise TypeError(text)
-    found = _fields_of(cls, _annotations(cls), frozen=frozen, within=within)
-    for name, field in found.items():
+    struct_fields = _fields_of(cls, _annotations(cls), frozen=frozen, within=within)
+    for name, field in struct_fields.items():
         if name in getattr(cls, "__optional_keys__", ()) and not field.nullable:
             raise TypeError(f"field {name!r} of {cls.__qualname__} may be absent, so it must be optional")
     if is_typeddict(cls):
-        return Structs(found)
-    _check_made_of(cls, found)
-    return Tuples(cls, found) if _is_named_tuple(cls) else Instances(cls, found)
+        return Structs(struct_fields)
+    _check_made_of(cls, struct_fields)
+    return Tuples(cls, struct_fields) if _is_named_tuple(cls) else Instances(cls, struct_fields)
 
 
 def _fields_of(
@@ -132,13 +132,13 @@ def _fields_of(
 ) -> dict[str, Field]:
     if cls in within:
         raise TypeError(f"cannot store {cls.__qualname__}: it contains itself")
-    found = {}
+    field_by_name = {}
     for name, annotation in annotations.items():
         try:
-            found[name] = field_of(annotation, frozen=frozen, within=(*within, cls))
+            field_by_name[name] = field_of(annotation, frozen=frozen, within=(*within, cls))
         except TypeError as e:
             raise TypeError(f"field {name!r} of {cls.__qualname__}: {e}") from e
-    return found
+    return field_by_name
 
 
 def _check_made_of(cls: type, names: Iterable[str]) -> None:

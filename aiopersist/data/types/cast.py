@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiopersist.data.arrays import bool_scalar
 from aiopersist.data.floats import canonical
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.plain import bool_scalar
 from aiopersist.data.refusal import Refusal, short
 from aiopersist.data.valid import list_of, null_where_none_may_be
 
@@ -33,11 +33,11 @@ def cast_column(column: Any, field: pa.Field) -> Any:
     return pa.chunked_array(chunks, field.type)
 
 
-def retyped(column: Any, wanted: pa.DataType) -> Any:
+def retyped(column: Any, to: pa.DataType) -> Any:
     """The column in a type with the same values (views, large types, other nullability), unchecked."""
     if isinstance(column, pa.ChunkedArray):
-        return pa.chunked_array([_cast(chunk, wanted) for chunk in column.chunks], wanted)
-    return _cast(column, wanted)
+        return pa.chunked_array([_cast(chunk, to) for chunk in column.chunks], to)
+    return _cast(column, to)
 
 
 def _cast_chunk(array: Array, field: pa.Field) -> Array:
@@ -48,24 +48,24 @@ def _cast_chunk(array: Array, field: pa.Field) -> Array:
     return array
 
 
-def _cast(array: Array, wanted: pa.DataType) -> Array:
+def _cast(array: Array, to: pa.DataType) -> Array:
     is_ = pa.types
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     array = _decoded(array)
-    if array.type.equals(wanted, check_metadata=True) if _has_fields(wanted) else array.type == wanted:
+    if array.type.equals(to, check_metadata=True) if _has_fields(to) else array.type == to:
         return array
     if is_.is_null(array.type):
-        return pa.nulls(len(array), wanted)
-    if is_.is_struct(wanted) and is_.is_struct(array.type):
-        return _cast_struct(array, wanted)
-    if is_.is_list(wanted) and _is_list(array.type):
-        return _cast_list(array, wanted)
-    if is_.is_fixed_size_list(wanted) and _is_list(array.type):
-        return _cast_fixed(array, wanted)
-    if not same_kind(array.type, wanted):
-        raise Refusal(-1, f"expected {wanted}, got {array.type}")
-    return _cast_leaf(array, wanted)
+        return pa.nulls(len(array), to)
+    if is_.is_struct(to) and is_.is_struct(array.type):
+        return _cast_struct(array, to)
+    if is_.is_list(to) and _is_list(array.type):
+        return _cast_list(array, to)
+    if is_.is_fixed_size_list(to) and _is_list(array.type):
+        return _cast_fixed(array, to)
+    if not same_kind(array.type, to):
+        raise Refusal(-1, f"expected {to}, got {array.type}")
+    return _cast_leaf(array, to)
 
 
 def _decoded(array: Array) -> Array:
@@ -90,14 +90,14 @@ def _wide(array: Array) -> Array:
     return array.cast(pa.large_binary()) if is_.is_binary(t) or is_.is_binary_view(t) else array
 
 
-def _cast_leaf(array: Array, wanted: pa.DataType) -> Array:
+def _cast_leaf(array: Array, to: pa.DataType) -> Array:
     try:
-        return _cast_safely(array, wanted)
+        return _cast_safely(array, to)
     except pa.ArrowException as e:
-        row = _first_lossy(array, wanted)
+        row = _first_lossy(array, to)
         if row < 0:
             raise Refusal(row, f"{len(array)} values in one chunk: {e}: give smaller chunks") from e
-        raise Refusal(row, f"{_text(array[row])} does not fit {wanted}: {e}") from e
+        raise Refusal(row, f"{_text(array[row])} does not fit {to}: {e}") from e
 
 
 def _text(value: pa.Scalar) -> str:
@@ -107,53 +107,53 @@ def _text(value: pa.Scalar) -> str:
         return f"{value.type} {value.value}"
 
 
-def _cast_safely(array: Array, wanted: pa.DataType) -> Array:
+def _cast_safely(array: Array, to: pa.DataType) -> Array:
     is_ = pa.types
     if array.offset and (is_.is_large_string(array.type) or is_.is_large_binary(array.type)):
         array = pa.concat_arrays([array])  # Arrow refuses a short slice, too, if it lies beyond 2 GiB
-    if is_.is_fixed_size_binary(wanted):  # Arrow has no other cast to it
+    if is_.is_fixed_size_binary(to):  # Arrow has no other cast to it
         array = array.cast(pa.binary())
-    return array.cast(wanted)
+    return array.cast(to)
 
 
-def _first_lossy(array: Array, wanted: pa.DataType) -> int:
+def _first_lossy(array: Array, to: pa.DataType) -> int:
     """The first row that cannot be cast, found by halving; -1 if each can be cast by itself."""
     start, size = 0, len(array)
     while size > 1:
         half = size // 2
-        if _casts(array.slice(start, half), wanted):
+        if _casts(array.slice(start, half), to):
             start, size = start + half, size - half
         else:
             size = half
-    return -1 if _casts(array.slice(start, size), wanted) else start
+    return -1 if _casts(array.slice(start, size), to) else start
 
 
-def _casts(array: Array, wanted: pa.DataType) -> bool:
+def _casts(array: Array, to: pa.DataType) -> bool:
     try:
-        _cast_safely(array, wanted)
+        _cast_safely(array, to)
     except pa.ArrowException:
         return False
     return True
 
 
-def _cast_struct(array: Array, wanted: pa.DataType) -> Array:
+def _cast_struct(array: Array, to: pa.DataType) -> Array:
     """By the names of the fields. An optional one that is not given is null, as in a row."""
-    given = [field.name for field in array.type]
-    names = {field.name: field.nullable for field in wanted}
-    lacks = [name for name, optional in names.items() if name not in given and not optional]
-    if lacks or len(set(given)) < len(given) or not names.keys() >= {*given}:
-        raise Refusal(-1, f"a struct of {sorted(given)} where the fields are {sorted(names)}")
-    parts = dict(zip(given, array.flatten(), strict=True))
+    names = [field.name for field in array.type]
+    fields = {field.name: field.nullable for field in to}
+    lacks = [name for name, optional in fields.items() if name not in names and not optional]
+    if lacks or len(set(names)) < len(names) or not fields.keys() >= {*names}:
+        raise Refusal(-1, f"a struct of {sorted(names)} where the fields are {sorted(fields)}")
+    parts = dict(zip(names, array.flatten(), strict=True))
     absent = pa.nulls(len(array))
-    children = [_cast(parts.get(field.name, absent), field.type) for field in wanted]
+    children = [_cast(parts.get(field.name, absent), field.type) for field in to]
     mask = array.is_null() if array.null_count else None
-    return pa.StructArray.from_arrays(children, fields=list(wanted), mask=mask)
+    return pa.StructArray.from_arrays(children, fields=list(to), mask=mask)
 
 
-def _cast_list(array: Array, wanted: pa.DataType) -> Array:
+def _cast_list(array: Array, to: pa.DataType) -> Array:
     """Rebuild the lists from their lengths, so that slices and all kinds of lists are one case."""
     try:
-        elements = _cast(array.flatten(), wanted.value_type)
+        elements = _cast(array.flatten(), to.value_type)
     except Refusal as e:
         raise Refusal(_list_of(array, e.row), f"in a list: {e.reason}") from e
     lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())  # sums of 32 bits would wrap
@@ -162,20 +162,20 @@ def _cast_list(array: Array, wanted: pa.DataType) -> Array:
     # Drop its validity buffer, though there are no nulls: older pyarrow takes no mask together with one.
     offsets = pa.Array.from_buffers(pa.int32(), len(offsets), [None, offsets.buffers()[1]], 0, offsets.offset)
     mask = array.is_null() if array.null_count else None
-    return pa.ListArray.from_arrays(offsets, elements, type=wanted, mask=mask)
+    return pa.ListArray.from_arrays(offsets, elements, type=to, mask=mask)
 
 
-def _cast_fixed(array: Array, wanted: pa.DataType) -> Array:
+def _cast_fixed(array: Array, to: pa.DataType) -> Array:
     """Product times: lists of one length, none null."""
     lengths = pc.list_value_length(array)
-    row = pc.index(pc.fill_null(pc.equal(lengths, wanted.list_size), False), bool_scalar(False)).as_py()
+    row = pc.index(pc.fill_null(pc.equal(lengths, to.list_size), False), bool_scalar(False)).as_py()
     if row >= 0:
-        raise Refusal(row, f"{array[row].as_py()} is no tuple of {wanted.list_size}")
+        raise Refusal(row, f"{array[row].as_py()} is no tuple of {to.list_size}")
     try:
-        elements = _cast(array.flatten(), wanted.value_type)
+        elements = _cast(array.flatten(), to.value_type)
     except Refusal as e:
-        raise Refusal(e.row if e.row < 0 else e.row // wanted.list_size, e.reason) from e
-    return pa.FixedSizeListArray.from_arrays(elements, type=wanted)
+        raise Refusal(e.row if e.row < 0 else e.row // to.list_size, e.reason) from e
+    return pa.FixedSizeListArray.from_arrays(elements, type=to)
 
 
 def _list_of(array: Array, element: int) -> int:
@@ -193,14 +193,14 @@ def _is_list(t: pa.DataType) -> bool:
     return bool(is_.is_list(t) or is_.is_large_list(t) or is_.is_fixed_size_list(t) or views)
 
 
-def same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
+def same_kind(source: pa.DataType, to: pa.DataType) -> bool:
     """Whether a safe cast between the types keeps the meaning of every value it accepts."""
     is_ = pa.types
-    if is_.is_floating(wanted):
-        wide_enough = is_.is_floating(given) and given.bit_width <= wanted.bit_width
-        return bool(wide_enough or is_.is_integer(given))
-    if is_.is_timestamp(wanted):
-        return is_.is_timestamp(given) and (given.tz is None) is (wanted.tz is None)
+    if is_.is_floating(to):
+        wide_enough = is_.is_floating(source) and source.bit_width <= to.bit_width
+        return bool(wide_enough or is_.is_integer(source))
+    if is_.is_timestamp(to):
+        return is_.is_timestamp(source) and (source.tz is None) is (to.tz is None)
     is_fixed = is_.is_fixed_size_binary
     kinds = [
         is_.is_integer,
@@ -212,4 +212,4 @@ def same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
         is_.is_decimal,
         is_.is_boolean,
     ]
-    return any(kind(given) and kind(wanted) for kind in kinds)
+    return any(kind(source) and kind(to) for kind in kinds)

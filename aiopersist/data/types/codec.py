@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 from aiopersist.base.errors import Unsupported
+from aiopersist.data.arrays import bool_scalar, made_by_buffers, plain_array
 from aiopersist.data.floats import canonical, exact_float, narrowed
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.plain import bool_scalar, made_by_buffers, plain_array
 from aiopersist.data.refusal import Refusal, short, unexpected
 from aiopersist.data.valid import check_array, null_where_none_may_be
 
@@ -163,7 +163,7 @@ class Plain(BuiltIn):
         try:
             array = convert(values, types)
         except (pa.ArrowException, ArithmeticError, UnicodeError, ValueError, TypeError) as e:
-            row, reason = first_failure(values, lambda some: convert(some, types))
+            row, reason = first_failure(values, lambda part: convert(part, types))
             raise Refusal(row, f"{short(values[row])} does not fit {self.name}: {reason}") from e
         return array
 
@@ -367,7 +367,7 @@ def _encode_own(codec: Codec, values: Sequence[Any], *, has_nulls: bool) -> pa.A
     try:
         array = _checked(codec, present) if present else pa.array([], codec.arrow_type)
     except Exception as e:  # a codec refuses by raising any exception
-        at, reason = first_failure(present, lambda some: _checked(codec, some))
+        at, reason = first_failure(present, lambda part: _checked(codec, part))
         rows = [i for i, v in enumerate(values) if v is not None] if has_nulls else range(len(values))
         raise Refusal(rows[at], f"codec {codec.name}: {reason}") from e
     return scatter(array, [v is not None for v in values]) if has_nulls else array

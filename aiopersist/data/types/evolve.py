@@ -22,9 +22,11 @@ def check_evolution(old: Schema[Any, Any, Any], new: Schema[Any, Any, Any]) -> N
         raise IncompatibleSchema(f"times of length {old.time} cannot become times of length {new.time}")
     for name in ("key", "val"):
         _check_field(name, old.arrow_schema.field(name), new.arrow_schema.field(name))
-    known = {path for name in ("key", "val") for path in _paths(name, old.arrow_schema.field(name).type)}
+    stored_paths = {
+        path for name in ("key", "val") for path in _paths(name, old.arrow_schema.field(name).type)
+    }
     for path in old.own.keys() | new.own.keys():
-        if path in known and old.own.get(path) != new.own.get(path):
+        if path in stored and old.own.get(path) != new.own.get(path):
             raise IncompatibleSchema(f"{path}: codec {old.own.get(path)} cannot become {new.own.get(path)}")
 
 
@@ -49,15 +51,15 @@ def mismatch(stored: Schema[Any, Any, Any], asked: Schema[Any, Any, Any], *, sha
 
 def differences(stored: Schema[Any, Any, Any], asked: Schema[Any, Any, Any]) -> str:
     """Where two schemas differ, field by field."""
-    found: list[str] = []
+    lines: list[str] = []
     for name in ("key", "val"):
-        found += _differences(name, stored.arrow_schema.field(name), asked.arrow_schema.field(name))
+        lines += _differences(name, stored.arrow_schema.field(name), asked.arrow_schema.field(name))
     for path in sorted(stored.own.keys() | asked.own.keys()):
         if (codecs := [schema.own.get(path) for schema in (stored, asked)])[0] != codecs[1]:
-            found.append(f"{path} is stored by codec {codecs[0]}, asked for by {codecs[1]}")
+            lines.append(f"{path} is stored by codec {codecs[0]}, asked for by {codecs[1]}")
     if stored.time != asked.time:
-        found.append(f"times are stored with length {stored.time}, asked for with {asked.time}")
-    return "; ".join(found)
+        lines.append(f"times are stored with length {stored.time}, asked for with {asked.time}")
+    return "; ".join(lines)
 
 
 def _differences(path: str, stored: pa.Field, asked: pa.Field) -> Iterator[str]:
@@ -119,16 +121,16 @@ def _check_struct(path: str, old: pa.DataType, new: pa.DataType) -> None:
             raise IncompatibleSchema(f"{path}.{field.name} is new, so it must be optional")
 
 
-def _adapted(array: pa.Array, wanted: pa.Field) -> pa.Array:
-    t = wanted.type
+def _adapted(array: pa.Array, to: pa.Field) -> pa.Array:
+    t = to.type
     mask = array.is_null() if array.null_count else None
     if array.type == t or not pa.types.is_nested(t):
         return array
     if pa.types.is_list(t):
         elements = _adapted(array.values, t.value_field)
         return pa.ListArray.from_arrays(pa.concat_arrays([array.offsets]), elements, type=t, mask=mask)
-    given = {f.name: child for f, child in zip(array.type, array.flatten(), strict=True)}
-    parts = [_adapted(given[f.name], f) if f.name in given else pa.nulls(len(array), f.type) for f in t]
+    children = {f.name: child for f, child in zip(array.type, array.flatten(), strict=True)}
+    parts = [_adapted(children[f.name], f) if f.name in children else pa.nulls(len(array), f.type) for f in t]
     return pa.StructArray.from_arrays(parts, fields=list(t), mask=mask)
 
 

@@ -86,13 +86,13 @@ class Structs(BuiltIn):
         return array if rows is None else scatter(array, [v is not None for v in values])
 
     def check_stored(self, array: pa.Array) -> None:
-        found = []
+        refusals = []
         for (name, field), child in zip(self.fields.items(), array.flatten(), strict=True):
             try:
                 field.check_stored(child)
             except Refusal as e:
-                found.append(Refusal(e.row, f"field {name!r}: {e.reason}"))
-        raise_first(found)
+                refusals.append(Refusal(e.row, f"field {name!r}: {e.reason}"))
+        raise_first(refusals)
 
     def decode(self, array: pa.Array) -> list[Any]:
         columns = [
@@ -131,7 +131,7 @@ class Structs(BuiltIn):
         try:
             return list(map(get, present))
         except AttributeError as e:
-            row, reason = first_failure(present, lambda some: list(map(get, some)))
+            row, reason = first_failure(present, lambda part: list(map(get, part)))
             raise Refusal(row, reason) from e
 
     def _absent_as_none(self, array: pa.Array, values: Iterator[Any]) -> Iterator[Any]:
@@ -169,20 +169,20 @@ class Instances(Structs):
         """The instance with exactly these fields, whatever its class makes of arguments: a reader gets the
         stored values, so it can retract them."""
         try:
-            made = self.cls(**self.lent(fields))
-            changed = {name: v for name, v in fields.items() if getattr(made, name, made) is not v}
+            instance = self.cls(**self.lent(fields))
+            changed = {name: v for name, v in fields.items() if getattr(instance, name, instance) is not v}
         except Exception:  # it takes other values than it keeps, such as text that it parses
-            made, changed = object.__new__(self.cls), fields
+            instance, changed = object.__new__(self.cls), fields
         for name, value in changed.items():
-            object.__setattr__(made, name, value)  # a frozen dataclass refuses `setattr`
+            object.__setattr__(instance, name, value)  # a frozen dataclass refuses `setattr`
         if changed:
-            self._check_made(made, fields)
-        return made
+            self._check_made(instance, fields)
+        return instance
 
-    def _check_made(self, made: Any, fields: dict[str, Any]) -> None:
+    def _check_made(self, instance: Any, fields: dict[str, Any]) -> None:
         """`Unsupported` if the class has a property that keeps another value than it is given."""
         for name, value in fields.items():
-            kept = getattr(made, name)
+            kept = getattr(instance, name)
             if kept is not value and kept != value:
                 text = f"{self.name}.{name} makes {short(kept)} of {short(value)}: read it without its class"
                 raise Unsupported(text)
@@ -201,8 +201,8 @@ class Instances(Structs):
         values = super().decode(array)
         if not array.null_count:
             return self.make_all(values)
-        made = iter(self.make_all([value for value in values if value is not None]))
-        return [None if value is None else next(made) for value in values]
+        instances = iter(self.make_all([value for value in values if value is not None]))
+        return [None if value is None else next(instances) for value in values]
 
 
 class Tuples(Instances):

@@ -8,8 +8,8 @@ from typing import Any
 from uuid import UUID
 
 from aiopersist.base.errors import Unsupported
+from aiopersist.data.arrays import bool_scalar
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.plain import bool_scalar
 from aiopersist.data.refusal import Refusal, short, unexpected
 from aiopersist.data.types.codec import NONE, BuiltIn
 
@@ -47,8 +47,10 @@ class Enums(BuiltIn):
 
     def check_stored(self, array: pa.Array) -> None:
         """Rows write the member's own name, so an alias would be another value than its member."""
-        known = pc.or_(pc.is_null(array), pc.is_in(array, value_set=pa.array(list(self._own()), pa.string())))
-        row = pc.index(known, bool_scalar(False)).as_py()
+        is_member = pc.or_(
+            pc.is_null(array), pc.is_in(array, value_set=pa.array(list(self._own()), pa.string()))
+        )
+        row = pc.index(is_member, bool_scalar(False)).as_py()
         if row >= 0:
             raise Refusal(row, f"{short(array[row].as_py())} is no member of {self.name}")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiopersist.data.arrays import integer_of
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.plain import integer_of
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.codec import Field, Plain
 from aiopersist.data.types.nested import Lists, Structs
@@ -38,13 +38,13 @@ def _check(array: pa.Array, field: Field) -> None:
 
 
 def _check_fields(array: pa.Array, codec: Structs) -> None:
-    found = []
+    refusals = []
     for (name, field), child in zip(codec.fields.items(), array.flatten(), strict=True):
         try:
             _check(child, field)
         except Refusal as e:
-            found.append(Refusal(e.row, f"field {name!r}: {e.reason}"))
-    raise_first(found)
+            refusals.append(Refusal(e.row, f"field {name!r}: {e.reason}"))
+    raise_first(refusals)
 
 
 def _check_moments(array: pa.Array) -> None:

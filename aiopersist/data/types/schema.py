@@ -14,8 +14,8 @@ from functools import cached_property, partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 from aiopersist.base.errors import Corruption, shown
+from aiopersist.data.arrays import Buffers, encoder, maker
 from aiopersist.data.lazy import ipc, pa
-from aiopersist.data.plain import Buffers, encoder, maker
 from aiopersist.data.types.codec import BuiltIn, Codec, Field, check_storable
 
 __all__ = ["Codec", "Schema"]

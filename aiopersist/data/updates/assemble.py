@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiopersist.base.frontier import Time
+from aiopersist.data.arrays import empty_table, int64_scalar
 from aiopersist.data.lazy import np, pa
-from aiopersist.data.plain import empty_table, int64_scalar
 from aiopersist.data.types.schema import Schema
 
 JOINED_BYTES_MAX = 4 * 1024 * 1024  # copied in about a millisecond

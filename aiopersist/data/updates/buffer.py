@@ -56,7 +56,7 @@ class Buffer:
         have as many goodbytes."""
         self._convert()
         self._join()
-        taken, size = [], 0
+        tables, size = [], 0
         while size < target:
             table, table_size = self._tables.popleft()
             if size + table_size >= target:
@@ -65,11 +65,11 @@ class Buffer:
                     rest = table.slice(rows)
                     self._tables.appendleft((rest, goodbytes(rest)))
                     table, table_size = table.slice(0, rows), table_size - self._tables[0][1]
-            taken.append(table)
+            tables.append(table)
             size += table_size
             self.rows -= table.num_rows
             self.goodbytes -= table_size
-        return pa.concat_tables(taken)
+        return pa.concat_tables(tables)
 
     def take(self) -> pa.Table:
         """Take all updates. The buffer must not be empty."""

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+from aiopersist.data.arrays import integer_of
 from aiopersist.data.lazy import np, pa, pc, pl
-from aiopersist.data.plain import integer_of
 from aiopersist.data.updates.assemble import column_of, numbers
 
 Array = Any
@@ -112,11 +112,11 @@ def _number_codes(leaf: Array, valid: Any) -> Code:
     values = numbers(leaf)
 
     def code(rows: Any) -> Codes:
-        found = _at(values, rows)
+        result = _at(values, rows)
         if values.dtype.kind == "f":  # by their bits: the stored ones have one zero, and one NaN, above all
-            bits = found.astype(np.float64).view(np.int64)
-            found = bits ^ ((bits >> 63) & np.int64(2**63 - 1))
-        return found if valid is None else np.where(_at(valid, rows), found, 0)
+            bits = result.astype(np.float64).view(np.int64)
+            result = bits ^ ((bits >> 63) & np.int64(2**63 - 1))
+        return result if valid is None else np.where(_at(valid, rows), result, 0)
 
     return code
 
@@ -125,8 +125,8 @@ def _decimal_codes(leaf: Array, valid: Any) -> Iterator[Code]:
     words = np.frombuffer(leaf.buffers()[1], np.uint64, 2 * len(leaf), leaf.offset * 16).reshape(-1, 2)
 
     def code(word: int, flip: int, rows: Any) -> Codes:
-        found = _at(words, rows)[:, word] ^ np.uint64(flip)
-        return found if valid is None else np.where(_at(valid, rows), found, 0)
+        result = _at(words, rows)[:, word] ^ np.uint64(flip)
+        return result if valid is None else np.where(_at(valid, rows), result, 0)
 
     yield lambda rows: code(1, SIGN, rows)
     yield lambda rows: code(0, 0, rows)
@@ -173,16 +173,16 @@ class _Text:
         at = _at(self.start, rows) + position
         if self._greatest + position > self._last:  # of the last ones there are fewer than eight
             beyond = np.maximum(at - self._last, 0)
-            found = self._words[np.minimum(at, self._last)].byteswap()
-            found <<= np.minimum(beyond * 8, 63).view("u8")
-            found[beyond >= 8] = 0
+            words = self._words[np.minimum(at, self._last)].byteswap()
+            words <<= np.minimum(beyond * 8, 63).view("u8")
+            words[beyond >= 8] = 0
         else:
-            found = self._words[at].byteswap()
+            words = self._words[at].byteswap()
         if self.shortest < position + 8:
             left = _at(self.length, rows) - position
             gone = np.clip(64 - left * 8, 0, 63).view("u8")
-            found = np.where(left > 0, found >> gone << gone, 0)
-        return found
+            words = np.where(left > 0, words >> gone << gone, 0)
+        return words
 
     def lengths(self, rows: Any) -> Codes:
         return _at(self.length, rows)
@@ -209,11 +209,11 @@ def _ranked(leaf: Array) -> Code:
     """Codes by a sort of the values themselves: for lists, and for texts that are long and much alike."""
 
     def code(rows: Any) -> Codes:
-        some = leaf if rows is None else leaf.take(column_of(rows))
-        if not pa.types.is_list(some.type):
-            rank = pc.rank(some, sort_keys="ascending", tiebreaker="dense")
+        column = leaf if rows is None else leaf.take(column_of(rows))
+        if not pa.types.is_list(column.type):
+            rank = pc.rank(column, sort_keys="ascending", tiebreaker="dense")
             return numbers(rank)
-        frame = pl.DataFrame({"v": pl.from_arrow(some)}).with_row_index("row").sort("v", nulls_last=False)
+        frame = pl.DataFrame({"v": pl.from_arrow(column)}).with_row_index("row").sort("v", nulls_last=False)
         order = frame["row"].to_numpy()
         differs = frame["v"].ne_missing(frame["v"].shift(1)).to_numpy()
         rank = np.empty(len(order), np.int64)

@@ -20,9 +20,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiopersist.base.errors import DiffOverflow, Unsupported
+from aiopersist.data.arrays import int64_array
 from aiopersist.data.jsonable import to_json
 from aiopersist.data.lazy import np, pa, pc
-from aiopersist.data.plain import int64_array
 from aiopersist.data.types.codec import Field
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.order import row_keys
@@ -68,11 +68,11 @@ def _consolidate(table: pa.Table, *, final: Schema[Any, Any, Any] | None) -> pa.
     if table.num_rows > SMALL_ROWS:
         return _by_codes(table, final)
     with suppress(pa.ArrowInvalid):  # 2 GiB of text in the result, which one array cannot hold
-        return _taken(table, _sums(row_keys(table, names), table.column("diff").to_pylist()), final)
+        return _with_sums(table, _sums(row_keys(table, names), table.column("diff").to_pylist()), final)
     return _by_codes(table, final)
 
 
-def _taken(
+def _with_sums(
     table: pa.Table, groups: Iterable[tuple[int, int]], final: Schema[Any, Any, Any] | None
 ) -> pa.Table:
     """The table of the groups, each as its first row and its sum."""
@@ -92,9 +92,9 @@ def _taken(
         sums += few
     if sums == diffs and rows == list(range(table.num_rows)):
         return table
-    taken = table.take(int64_array(rows))
+    firsts = table.take(int64_array(rows))
     index = table.schema.get_field_index("diff")
-    return taken.set_column(index, table.schema.field(index), int64_array(sums))
+    return firsts.set_column(index, table.schema.field(index), int64_array(sums))
 
 
 def _sums(keys: list[tuple[Any, ...]], diffs: list[int]) -> Iterator[tuple[int, int]]:
@@ -113,18 +113,18 @@ def sorted_rows(only: list[pa.Table]) -> Consolidated:
     """As `sort_and_consolidate`: what makes tables of the result. The table is taken from the list `only`."""
     from aiopersist.data.updates.many import consolidated
 
-    found = consolidated(only, partial(_in_64_bits, None))
-    found.gather()
-    return found
+    result = consolidated(only, partial(_in_64_bits, None))
+    result.gather()
+    return result
 
 
 def _by_codes(table: pa.Table, final: Schema[Any, Any, Any] | None) -> pa.Table:
     from aiopersist.data.updates.many import consolidated  # who reads a little does not need it
 
-    found = consolidated([table], partial(_in_64_bits, final))
-    if found.in_place and len(found) == table.num_rows:
+    result = consolidated([table], partial(_in_64_bits, final))
+    if result.in_place and len(result) == table.num_rows:
         return table
-    tables = list(found.tables(0, len(found)))  # in chunks, so that a consumer can release each after use
+    tables = list(result.tables(0, len(result)))  # in chunks, so that a consumer can release each after use
     return tables[0] if len(tables) == 1 else pa.concat_tables(tables) if tables else table.slice(0, 0)
 
 

@@ -23,8 +23,8 @@ from pydantic import BaseModel
 
 from aiopersist.base.errors import InvalidUpdate
 from aiopersist.base.frontier import TIME_MAX
+from aiopersist.data.arrays import bool_scalar, empty_table, int64_array
 from aiopersist.data.lazy import ipc, pa, pc
-from aiopersist.data.plain import bool_scalar, empty_table, int64_array
 from aiopersist.data.refusal import Refusal, TooMuchText, short
 from aiopersist.data.types.cast import cast_column
 from aiopersist.data.types.codec import Field
@@ -56,9 +56,9 @@ def to_table(
     """
     fields = [schema.arrow_schema.field(name) for name in columns]
     try:
-        given = as_table(updates)
-        if given is not None:
-            return _from_arrow(given, fields, schema, diff)
+        table = as_table(updates)
+        if table is not None:
+            return _from_arrow(table, fields, schema, diff)
         return _from_rows(_rows(updates), fields, schema, diff)
     except Refusal as e:
         raise InvalidUpdate(e.reason, row=e.row + row_base if e.row >= 0 else None) from e
@@ -82,8 +82,8 @@ def _rough(value: Any, depth: int = 4) -> int:
     if isinstance(value, list) and value and isinstance(value[0], int | float):
         return 16 * len(value)
     size = 16 * len(value) if isinstance(value, list | tuple) else 0
-    some = islice(_parts(value), ELEMENTS_MEASURED)
-    return size + sum([_rough(part, depth - 1) for part in some if type(part) not in _FLAT])
+    sample = islice(_parts(value), ELEMENTS_MEASURED)
+    return size + sum([_rough(part, depth - 1) for part in sample if type(part) not in _FLAT])
 
 
 def _parts(value: Any) -> Iterable[Any]:
@@ -247,10 +247,10 @@ def _columns(rows: Sequence[Any], names: list[str], diff: int | None) -> list[Se
         for i, row in enumerate(rows):
             if not isinstance(row, tuple | list):
                 raise Refusal(i, f"{short(row)} is no tuple of ({', '.join(names)})")
-    wanted = {len(names)} if diff is None else {len(names) - 1, len(names)}
+    lengths_allowed = {len(names)} if diff is None else {len(names) - 1, len(names)}
     lengths = set(map(len, rows))
-    if not lengths <= wanted:
-        at = next(i for i, row in enumerate(rows) if len(row) not in wanted)
+    if not lengths <= lengths_allowed:
+        at = next(i for i, row in enumerate(rows) if len(row) not in lengths_allowed)
         raise Refusal(at, f"{len(rows[at])} values where ({', '.join(names)}) are wanted")
     if lengths == {len(names)}:
         return list(zip(*rows, strict=True))
@@ -355,38 +355,38 @@ def _has_lists(t: pa.DataType) -> bool:
 
 def _nested(table: pa.Table, fields: list[pa.Field]) -> dict[str, Any]:
     """The given columns by the names of the wanted ones: a column itself, or a struct of flat columns."""
-    given = table.column_names
-    if len(set(given)) < len(given):
-        raise Refusal(-1, f"a column name appears twice: {given}")
-    found: dict[str, Any] = {}
+    names = table.column_names
+    if len(set(names)) < len(names):
+        raise Refusal(-1, f"a column name appears twice: {names}")
+    columns: dict[str, Any] = {}
     used: list[str] = []
     for field in fields:
-        if field.name in given and not _is_flat(table.schema.field(field.name), field):
-            found[field.name] = table.column(field.name)
+        if field.name in names and not _is_flat(table.schema.field(field.name), field):
+            columns[field.name] = table.column(field.name)
             used.append(field.name)
         elif pa.types.is_struct(field.type):
-            names = [f.name for f in field.type if f.name in given]
-            used += names
-            found[field.name] = table.select(names).to_struct_array() if names else None
-    missing = [f.name for f in fields if f.name not in found or found[f.name] is None]
-    unknown = sorted(name for name in {*given} - {*used} if not name.startswith("__index_level_"))  # pandas'
+            flat = [f.name for f in field.type if f.name in names]
+            used += flat
+            columns[field.name] = table.select(flat).to_struct_array() if flat else None
+    missing = [f.name for f in fields if f.name not in columns or columns[f.name] is None]
+    unknown = sorted(name for name in {*names} - {*used} if not name.startswith("__index_level_"))  # pandas'
     if missing or unknown or len(set(used)) < len(used):
-        wanted = ", ".join(f"{f.name}: {f.type}" for f in fields)
+        expected = ", ".join(f"{f.name}: {f.type}" for f in fields)
         fault = f"no column for {missing}" if missing else f"unknown columns {unknown}"
         fault = fault if missing or unknown else "ambiguous flat columns"
-        raise Refusal(-1, f"{fault}: the columns are {given}, wanted are {wanted}")
-    return found
+        raise Refusal(-1, f"{fault}: the columns are {names}, wanted are {expected}")
+    return columns
 
 
-def _is_flat(given: pa.Field, wanted: pa.Field) -> bool:
+def _is_flat(column: pa.Field, field: pa.Field) -> bool:
     """Whether the given column is not the wanted struct itself, but a field of the same name within it."""
-    t = wanted.type
-    if not pa.types.is_struct(t) or t.get_field_index(wanted.name) < 0:
+    t = field.type
+    if not pa.types.is_struct(t) or t.get_field_index(field.name) < 0:
         return False
-    if pa.types.is_null(given.type) and wanted.nullable and t.num_fields == 1:
-        reason = f"column {given.name!r} of nulls may be {t} or the field in it: give it a type"
+    if pa.types.is_null(column.type) and field.nullable and t.num_fields == 1:
+        reason = f"column {column.name!r} of nulls may be {t} or the field in it: give it a type"
         raise Refusal(-1, reason)
-    return not pa.types.is_struct(given.type)
+    return not pa.types.is_struct(column.type)
 
 
 def _check_times(times: Any) -> None:

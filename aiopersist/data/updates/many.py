@@ -51,20 +51,20 @@ class Consolidated:
     def tables(self, start: int, stop: int, size: int = SLICE_ROWS) -> Iterator[pa.Table]:
         """These rows, in tables of so many at most."""
         for at in range(start, stop, size):
-            yield from self._taken(slice(at, min(at + size, stop)))
+            yield from self._gathered(slice(at, min(at + size, stop)))
 
-    def _taken(self, some: slice) -> list[pa.Table]:
+    def _gathered(self, span: slice) -> list[pa.Table]:
         """One table, or several if their texts have more bytes than one array can hold."""
-        rows, sums = self._rows[some], self._sums[some]
+        rows, sums = self._rows[span], self._sums[span]
         try:
             at, schema = column_of(rows), self._schema
-            taken = [_cast(c.take(at), schema.field(name).type) for name, c in self._columns.all().items()]
-            return [pa.table([*taken, column_of(sums)], schema=schema)]
+            columns = [_cast(c.take(at), schema.field(name).type) for name, c in self._columns.all().items()]
+            return [pa.table([*columns, column_of(sums)], schema=schema)]
         except pa.ArrowInvalid:
             if len(rows) == 1:
                 raise
-        half = some.start + len(rows) // 2
-        return [t for part in (slice(some.start, half), slice(half, some.stop)) for t in self._taken(part)]
+        half = span.start + len(rows) // 2
+        return [t for part in (slice(span.start, half), slice(half, span.stop)) for t in self._gathered(part)]
 
 
 class _ColumnsOnDemand(dict[str, Any]):

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from aiopersist.data.arrays import empty_table
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.plain import empty_table
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import DIFF_MAX, DIFF_MIN, contents, sort_and_consolidate
 from aiopersist.data.updates.order import row_key
@@ -65,11 +65,11 @@ class Merge:
 
     def needs(self) -> list[int]:
         """The runs whose next slab must be pushed before the next `pop`."""
-        wanted = {i for i, run in enumerate(self._runs) if not run.at_end and _is_low(run)}
+        needs = {i for i, run in enumerate(self._runs) if not run.at_end and _is_low(run)}
         if self._stuck:
             bound = self._bound()
-            wanted |= {i for i, run in enumerate(self._runs) if not run.at_end and run.last == bound}
-        return sorted(wanted)
+            needs |= {i for i, run in enumerate(self._runs) if not run.at_end and run.last == bound}
+        return sorted(needs)
 
     def push(self, run: int, slab: pa.Table | None) -> None:
         """Take the next slab of a run, sorted, perhaps empty (all filtered out); `None` at its end."""
@@ -85,21 +85,21 @@ class Merge:
         """The settled updates that were not given yet, perhaps none: sorted and consolidated, above all
         updates that were given before."""
         if any(run.last is None and not run.at_end for run in self._runs):
-            return self._settled([])
+            return self._summed([])
         bound = self._bound()
-        taken = []
+        tables = []
         for run in self._runs:
             rows = run.pending.num_rows if bound is None else rows_below(run.pending, bound, self._order)
-            taken.append(run.pending.slice(0, rows))
+            tables.append(run.pending.slice(0, rows))
             run.pending = run.pending.slice(rows)
-        self._stuck = not any(table.num_rows for table in taken)
-        return self._settled(taken)
+        self._stuck = not any(table.num_rows for table in tables)
+        return self._summed(tables)
 
     def _bound(self) -> Any:
         return min((run.last for run in self._runs if not run.at_end and run.last is not None), default=None)
 
-    def _settled(self, taken: list[pa.Table]) -> pa.Table:
-        table = pa.concat_tables([empty_table(self._schema.arrow_schema), *taken])
+    def _summed(self, tables: list[pa.Table]) -> pa.Table:
+        table = pa.concat_tables([empty_table(self._schema.arrow_schema), *tables])
         return contents(table, self._schema) if self._final else sort_and_consolidate(table)
 
 
@@ -111,9 +111,11 @@ def _is_low(run: _Run) -> bool:
 def are_sums(tables: Sequence[pa.Table]) -> bool:
     """Whether each of the sorted tables lies beyond the one before, and no diff is one of several rows of a
     sum that 64 bits do not hold."""
-    there, order = [table for table in tables if table.num_rows], ("key", "val")
-    return all(row_key(a, -1, order) < row_key(b, 0, order) for a, b in pairwise(there)) and not any(
-        {DIFF_MIN, DIFF_MAX} & {*pc.min_max(table.column("diff")).as_py().values()} for table in there
+    filled, order = [table for table in tables if table.num_rows], ("key", "val")
+    return all(
+        row_key(a, -1, order) < row_key(b, 0, order) for a, b in pairwise(tables_with_rows)
+    ) and not any(
+        {DIFF_MIN, DIFF_MAX} & {*pc.min_max(table.column("diff")).as_py().values()} for table in filled
     )
 
 

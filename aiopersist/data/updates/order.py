@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
+from aiopersist.data.arrays import compared, integer_of
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.plain import compared, integer_of
 from aiopersist.data.updates.times import components
 
 Column = Any  # an Array or a ChunkedArray
@@ -98,11 +98,11 @@ def _nested_keys(column: Column) -> list[Any]:
     if pa.types.is_struct(t):
         parts = [_column_keys(pc.struct_field(column, [i]), True) for i in range(t.num_fields)]
         rows = zip(*parts, strict=True)
-        return [(row,) if there else () for there, row in zip(valid, rows, strict=True)]
+        return [(row,) if is_valid else () for is_valid, row in zip(valid, rows, strict=True)]
     elements = iter(_column_keys(pc.list_flatten(column), True))
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_pylist()
     lists = [tuple(islice(elements, n)) for n in lengths]
-    return [(row,) if there else () for there, row in zip(valid, lists, strict=True)]
+    return [(row,) if is_valid else () for is_valid, row in zip(valid, lists, strict=True)]
 
 
 def _comparable(t: pa.DataType) -> Callable[[Any], Any]:

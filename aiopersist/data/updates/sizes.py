@@ -116,8 +116,8 @@ def _all_offsets(array: pa.Array, width: int) -> Any:
     buffer = array.buffers()[1]
     if buffer is None or buffer.size == 0:
         return np.zeros(len(array) + 1, np.int64)
-    found = np.frombuffer(buffer, f"<i{width}", len(array) + 1, array.offset * width)
-    return found.astype(np.int64)
+    offsets = np.frombuffer(buffer, f"<i{width}", len(array) + 1, array.offset * width)
+    return offsets.astype(np.int64)
 
 
 def _range_bytes(array: pa.Array, start: int, stop: int) -> int:

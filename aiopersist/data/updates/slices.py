@@ -37,8 +37,8 @@ def row_slices(rows: Sequence[Any], columns: int) -> Iterator[tuple[int, Sequenc
         if isinstance(rows, list | tuple):
             yield start, rows[start : start + step]
         else:  # a sequence need not take slices, and may fill one list anew for each row
-            some = (rows[at] for at in range(start, min(start + step, len(rows))))
-            yield start, [tuple(row) if isinstance(row, list) else row for row in some]
+            part = (rows[at] for at in range(start, min(start + step, len(rows))))
+            yield start, [tuple(row) if isinstance(row, list) else row for row in part]
 
 
 def grow_old() -> None:

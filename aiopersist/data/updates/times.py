@@ -11,8 +11,8 @@ from typing import Any
 
 from aiopersist.base.errors import InvalidUsage, UsageKind
 from aiopersist.base.frontier import TIME_MAX, Antichain, Time
+from aiopersist.data.arrays import int64_scalar
 from aiopersist.data.lazy import np, pa, pc
-from aiopersist.data.plain import int64_scalar
 from aiopersist.data.updates.assemble import column_of, numbers, whole
 
 GREATEST_ROWS = 8192  # so many product times are reduced to the maximal ones
@@ -152,8 +152,8 @@ class Seen:
         """The first time that is less than `bound`."""
         if bound <= self.least:
             return None
-        found = (lows.filter(pc.less(lows, int64_scalar(bound))) for lows in self._lows)
-        return next(int(below[0].as_py()) for below in found if len(below))
+        matches = (lows.filter(pc.less(lows, int64_scalar(bound))) for lows in self._lows)
+        return next(int(below[0].as_py()) for below in matches if len(below))
 
 
 class Greatest:
@@ -231,11 +231,11 @@ def _shaped(frontier: Antichain, length: int) -> tuple[Time, ...]:
     """The elements of the frontier; `InvalidUsage` unless they have the shape of the column's times."""
     for element in frontier.elements:
         if isinstance(element, tuple) is not (length > 1) or len(_tuple(element)) != length:
-            wanted = "ints" if length == 1 else f"product times of length {length}"
-            raise InvalidUsage(UsageKind.INVALID_TIME, f"{frontier} where times are {wanted}", time=element)
+            expected = "ints" if length == 1 else f"product times of length {length}"
+            raise InvalidUsage(UsageKind.INVALID_TIME, f"{frontier} where times are {expected}", time=element)
     return frontier.elements
 
 
-def _first(mask: pa.ChunkedArray, wanted: bool) -> int | None:
-    row: int = pc.index(mask, pa.scalar(wanted)).as_py()
+def _first(mask: pa.ChunkedArray, value: bool) -> int | None:
+    row: int = pc.index(mask, pa.scalar(value)).as_py()
     return None if row < 0 else row

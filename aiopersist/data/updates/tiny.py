@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence, Sized
 from typing import Any, NamedTuple
 
 from aiopersist.base.frontier import TIME_MAX
+from aiopersist.data.arrays import Buffers
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.inline import encode_inline
 from aiopersist.data.part.message import batch_of, template_of
-from aiopersist.data.plain import Buffers
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.cast import same_kind
 from aiopersist.data.types.schema import PlainTypes, Schema, plain_types
@@ -113,13 +113,13 @@ def _of_arrow(updates: Any, schema: Schema[Any, Any, Any]) -> list[Sequence[Any]
         table = as_table(updates)
         if table is None:
             return None
-        given = table.schema
-        if given.names != _NAMES:
-            if len(given.names) != len(UPDATE) or set(given.names) != set(UPDATE):
+        names = table.schema
+        if names.names != _NAMES:
+            if len(names.names) != len(UPDATE) or set(names.names) != set(UPDATE):
                 return None
             table = table.select(_NAMES)
-            given = table.schema
-        types = given.types
+            names = table.schema
+        types = names.types
         if types != schema.arrow_schema.types and not all(map(same_kind, types, schema.arrow_schema.types)):
             return None
         table.validate()  # offsets lie within the buffers: `nbytes` follows them
@@ -174,7 +174,7 @@ class PlainRows:
         diff."""
         if type(rows) is not list or len(rows) > FEW_ROWS:
             return None
-        found: list[tuple[Any, Any, int]] = []
+        updates: list[tuple[Any, Any, int]] = []
         for row in rows:
             if type(row) is not tuple or not 2 <= len(row) <= 3:
                 return None
@@ -182,8 +182,8 @@ class PlainRows:
             size = self.size((update[0], update[1], 0, update[2]))
             if size is None or size - TIME_AND_DIFF_BYTES > size_max:
                 return None
-            found.append(update)
-        return found
+            updates.append(update)
+        return updates
 
 
 def _text_size(value: str) -> int | None:

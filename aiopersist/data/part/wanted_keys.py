@@ -12,20 +12,20 @@ from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import Any, NamedTuple
 
+from aiopersist.data.arrays import compared
 from aiopersist.data.jsonable import from_json
 from aiopersist.data.lazy import pa, pc
-from aiopersist.data.plain import compared
 
 
 class WantedKeys:
     """See the header. `keys` is a column of at least one key."""
 
     def __init__(self, keys: pa.Array) -> None:
-        found = [(path, values) for path, values in _leaves(keys, ("key",)) if not _is_opaque(values.type)]
-        times = Counter(".".join(path) for path, _ in found)
-        self._leaves = found
+        leaves = [(path, values) for path, values in _leaves(keys, ("key",)) if not _is_opaque(values.type)]
+        times = Counter(".".join(path) for path, _ in leaves)
+        self._leaves = leaves
         self._bounded = [
-            _WantedLeaf.of(".".join(path), values) for path, values in found if times[".".join(path)] == 1
+            _WantedLeaf.of(".".join(path), values) for path, values in leaves if times[".".join(path)] == 1
         ]
 
     def may_be_in(self, stats: Mapping[str, Any] | None) -> bool:
@@ -34,8 +34,8 @@ class WantedKeys:
 
     def rows(self, column: pa.ChunkedArray) -> range:
         """Where they are in a column of keys: the first of their rows, and those up to the last one."""
-        found = pc.indices_nonzero(self.mask(column))
-        return range(found[0].as_py(), found[-1].as_py() + 1) if len(found) else range(0)
+        matches = pc.indices_nonzero(self.mask(column))
+        return range(matches[0].as_py(), matches[-1].as_py() + 1) if len(matches) else range(0)
 
     def mask(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
         """Whether each row has one of them."""
@@ -61,9 +61,9 @@ class _WantedLeaf(NamedTuple):
     @classmethod
     def of(cls, name: str, column: pa.Array) -> _WantedLeaf:
         t = compared(column.type)
-        known = set((column if t == column.type else column.cast(t)).to_pylist())
-        values = sorted(value for value in known if value is not None and value == value)
-        return cls(name, t, values, None in known, any(value != value for value in known))
+        distinct = set((column if t == column.type else column.cast(t)).to_pylist())
+        values = sorted(value for value in distinct if value is not None and value == value)
+        return cls(name, t, values, None in distinct, any(value != value for value in distinct))
 
     def may_be_in(self, entry: Mapping[str, Any] | None) -> bool:
         if entry is None or (self.has_null and entry["nulls"]):

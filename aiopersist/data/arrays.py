@@ -41,7 +41,7 @@ def plain_array(values: Sequence[Any], t: pa.DataType) -> pa.Array:
 def maker(t: pa.DataType) -> Callable[[Sequence[Any]], pa.Array] | None:
     """`plain_array` of that type, for many calls; `None` for types of which it makes no columns."""
     encode = encoder(t)
-    return None if encode is None else partial(_made, t, encode)
+    return None if encode is None else partial(_by_buffers, t, encode)
 
 
 def encoder(t: pa.DataType) -> Callable[[Sequence[Any]], Buffers] | None:
@@ -61,7 +61,9 @@ def assembled(t: pa.DataType, rows: int, buffers: Buffers) -> pa.Array:
     return pa.Array.from_buffers(t, rows, [None, *map(pa.py_buffer, buffers)])
 
 
-def _made(t: pa.DataType, encode: Callable[[Sequence[Any]], Buffers], values: Sequence[Any]) -> pa.Array:
+def _by_buffers(
+    t: pa.DataType, encode: Callable[[Sequence[Any]], Buffers], values: Sequence[Any]
+) -> pa.Array:
     return assembled(t, len(values), encode(values))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aiopersist.base.frontier import Antichain, Description
 from aiopersist.data.part.part import encode_part, plan_ranges, read_index, read_row_groups, read_rows
-from aiopersist.data.part.wanted import WantedKeys
+from aiopersist.data.part.wanted_keys import WantedKeys
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import sort_and_consolidate
 from aiopersist.data.updates.convert import to_table

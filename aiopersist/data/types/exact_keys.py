@@ -18,20 +18,20 @@ from aiopersist.data.types.codec import Codec, Field, Plain, Timestamps
 from aiopersist.data.types.nested import Structs
 
 
-def keeps_all(field: Field) -> bool:
+def are_exact(field: Field) -> bool:
     """Whether all values of the field come back equal, but for NaN."""
     if isinstance(field.codec, Structs):
-        return all(map(keeps_all, field.codec.fields.values()))
+        return all(map(are_exact, field.codec.fields.values()))
     return not _keeps_less(field.codec)
 
 
-def check_kept(field: Field, values: Sequence[Any]) -> None:
+def check_exact(field: Field, values: Sequence[Any]) -> None:
     """`Refusal` of the first value that does not come back equal. All are values of the field."""
     codec = field.codec
     if isinstance(codec, Structs):
         for name, inner in codec.fields.items():
             get = codec.getter(name)
-            check_kept(inner, [None if value is None else get(value) for value in values])
+            check_exact(inner, [None if value is None else get(value) for value in values])
     elif _keeps_less(codec):
         for row, (value, kept) in enumerate(zip(values, field.decode(field.encode(values)), strict=True)):
             if kept != value and value == value:  # NaN is not equal to itself

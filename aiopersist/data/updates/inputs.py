@@ -2,8 +2,8 @@
 
 So a type checker refuses rows of another schema. The writer checks Arrow data, and rows, when it gets them.
 
-A call takes a list of rows, or another collection, as the call begins (`taken`). It takes Arrow data, and the
-items of an iterator, chunk by chunk (`convert.py`). The taken updates share no memory with the given ones.
+A call copies a list of rows, or another collection, when the call begins (`own_copy`). It copies Arrow data, and
+the items of an iterator, chunk by chunk (`convert.py`). So the updates share no memory with the caller's.
 """
 
 from collections.abc import (
@@ -54,15 +54,15 @@ GivenEntries: TypeAlias = (
 """Entries of a table: a mapping, `(key, val)` pairs, Arrow data, or an iterator of these."""
 
 
-def can_be_taken_again(given: Any) -> bool:
+def is_repeatable(updates: Any) -> bool:
     """Not an iterator, even if it has a length, as a progress bar has."""
-    is_arrow = hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__")
-    return isinstance(given, Sequence | Set | Mapping | MappingView) or (
-        is_arrow and isinstance(given, Sized)
+    is_arrow = hasattr(updates, "__arrow_c_stream__") or hasattr(updates, "__arrow_c_array__")
+    return isinstance(updates, Sequence | Set | Mapping | MappingView) or (
+        is_arrow and isinstance(updates, Sized)
     )
 
 
-def taken(updates: Any) -> Any:
+def own_copy(updates: Any) -> Any:
     """The updates that a call was given. A list, a set, a dict or a view of one is copied: its owner may
     change it while the call awaits. Some milliseconds for a million rows."""
     if isinstance(updates, dict):
