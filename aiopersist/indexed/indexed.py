@@ -133,8 +133,7 @@ class Indexed(Resource):
         with self._call(changes=True):
             pairs = _pairs(updates, "updates")
             entries = [
-                (StreamUpdates(_stream(stream).name, stream.schema), own_copy(given))
-                for stream, given in pairs
+                (StreamUpdates(_stream(stream).name, stream.schema), own_copy(rows)) for stream, rows in pairs
             ]
             return await self._committer.write(entries)
 

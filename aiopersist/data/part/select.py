@@ -74,9 +74,7 @@ def resolve_columns(columns: Sequence[str], schema: Schema[Any, Any, Any]) -> di
 def _names(schema: Schema[Any, Any, Any]) -> dict[str, set[tuple[str, ...]]]:
     """The paths that each name may mean: dotted names, and names of fields alone. Names of fields may have
     dots, so a name may mean several paths."""
-    paths_by_name: dict[str, set[tuple[str, ...]]] = {
-        name: {path} for name, path in flat_names(schema).items()
-    }
+    paths = {name: {path} for name, path in flat_names(schema).items()}
 
     def walk(path: tuple[str, ...], t: pa.DataType) -> None:
         paths.setdefault(".".join(path), set()).add(path)
@@ -131,9 +129,7 @@ def flat_names(schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
         for field in t if pa.types.is_struct(t) else ():
             paths.setdefault(field.name, []).append((side, field.name))
     columns = {"key", "val", "time", "diff"}
-    return {
-        name: paths[0] for name, paths in paths_by_name.items() if len(paths) == 1 and name not in columns
-    }
+    return {name: same[0] for name, same in paths.items() if len(same) == 1 and name not in columns}
 
 
 def prune(

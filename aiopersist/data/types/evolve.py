@@ -22,9 +22,7 @@ def check_evolution(old: Schema[Any, Any, Any], new: Schema[Any, Any, Any]) -> N
         raise IncompatibleSchema(f"times of length {old.time} cannot become times of length {new.time}")
     for name in ("key", "val"):
         _check_field(name, old.arrow_schema.field(name), new.arrow_schema.field(name))
-    stored_paths = {
-        path for name in ("key", "val") for path in _paths(name, old.arrow_schema.field(name).type)
-    }
+    stored = {path for name in ("key", "val") for path in _paths(name, old.arrow_schema.field(name).type)}
     for path in old.own.keys() | new.own.keys():
         if path in stored and old.own.get(path) != new.own.get(path):
             raise IncompatibleSchema(f"{path}: codec {old.own.get(path)} cannot become {new.own.get(path)}")

@@ -47,9 +47,8 @@ class Enums(BuiltIn):
 
     def check_stored(self, array: pa.Array) -> None:
         """Rows write the member's own name, so an alias would be another value than its member."""
-        is_member = pc.or_(
-            pc.is_null(array), pc.is_in(array, value_set=pa.array(list(self._own()), pa.string()))
-        )
+        names = pa.array(list(self._own()), pa.string())
+        is_member = pc.or_(pc.is_null(array), pc.is_in(array, value_set=names))
         row = pc.index(is_member, bool_scalar(False)).as_py()
         if row >= 0:
             raise Refusal(row, f"{short(array[row].as_py())} is no member of {self.name}")

@@ -2,8 +2,8 @@
 
 So a type checker refuses rows of another schema. The writer checks Arrow data, and rows, when it gets them.
 
-A call copies a list of rows, or another collection, when the call begins (`own_copy`). It copies Arrow data, and
-the items of an iterator, chunk by chunk (`convert.py`). So the updates share no memory with the caller's.
+A call copies a list of rows, or another collection, when the call begins (`own_copy`). It copies Arrow data,
+and the items of an iterator, chunk by chunk (`convert.py`). So the updates share no memory with the caller's.
 """
 
 from collections.abc import (

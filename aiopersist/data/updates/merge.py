@@ -112,9 +112,7 @@ def are_sums(tables: Sequence[pa.Table]) -> bool:
     """Whether each of the sorted tables lies beyond the one before, and no diff is one of several rows of a
     sum that 64 bits do not hold."""
     filled, order = [table for table in tables if table.num_rows], ("key", "val")
-    return all(
-        row_key(a, -1, order) < row_key(b, 0, order) for a, b in pairwise(tables_with_rows)
-    ) and not any(
+    return all(row_key(a, -1, order) < row_key(b, 0, order) for a, b in pairwise(filled)) and not any(
         {DIFF_MIN, DIFF_MAX} & {*pc.min_max(table.column("diff")).as_py().values()} for table in filled
     )
 
