@@ -43,8 +43,10 @@ if TYPE_CHECKING:
     from aiopersist.base.frontier import Antichain, Description, advance
     from aiopersist.base.progress import Track, WorkDone, track
     from aiopersist.base.settings import Settings, UntrimmableColumns
+    from aiopersist.client.admin import Admin
     from aiopersist.client.client import Client
     from aiopersist.client.open import open  # noqa: A004  # `ap.open`
+    from aiopersist.client.workers import Workers
     from aiopersist.compact.shared_compaction import SharedCompaction
     from aiopersist.data.part.stats import ColumnStats
     from aiopersist.data.types.schema import Codec, Schema
@@ -96,6 +98,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Added",
+    "Admin",
     "AlreadyAppended",
     "Antichain",
     "Append",
@@ -181,6 +184,7 @@ __all__ = [
     "UsageKind",
     "Versioned",
     "WorkDone",
+    "Workers",
     "WriteHandle",
     "advance",
     "open",
@@ -193,7 +197,9 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Admin": "aiopersist.client.admin",
     "Client": "aiopersist.client.client",
+    "Workers": "aiopersist.client.workers",
     "SharedCompaction": "aiopersist.compact.shared_compaction",
     "ColumnStats": "aiopersist.data.part.stats",
     "Codec": "aiopersist.data.types.schema",

@@ -82,7 +82,7 @@ class Ours(Contender):
 
     async def compact(self) -> None:
         await self._opened()
-        await self._client.force_compaction("shard")
+        await self._client.admin.force_compaction("shard")
 
     async def aclose(self) -> None:
         await self._client.aclose()

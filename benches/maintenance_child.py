@@ -17,9 +17,9 @@ async def compact(location: str, memory: int) -> dict[str, Any]:
     async with ap.open(location, settings=settings, maintenance=False) as client:
         before = _peak_bytes()
         began = time.perf_counter()
-        await client.force_compaction("shard")
+        await client.admin.force_compaction("shard")
         seconds = time.perf_counter() - began
-        view = await client.inspect("shard")
+        view = await client.admin.inspect("shard")
         return {
             "seconds": seconds,
             "grew_by": _peak_bytes() - before,
@@ -45,7 +45,7 @@ async def warm_up() -> None:
     async with ap.open("mem://") as client, client.writer("shard", schema) as w:
         await w.compare_and_append([(b"%d" % n, b"", 0, 1) for n in range(50_000)], 0, 1)
         await w.compare_and_append([(b"0", b"", 1, -1)], 1, 2)
-        await client.force_compaction("shard")
+        await client.admin.force_compaction("shard")
         async with client.reader("shard") as r, r.snapshot() as snapshot:
             await snapshot.to_arrow()
     with TemporaryDirectory() as folder:  # files and SQLite have modules of their own; so has a rollup
@@ -53,7 +53,7 @@ async def warm_up() -> None:
         async with ap.open(folder, settings=settings) as client, client.writer("shard", schema) as w:
             for at in range(9):
                 await w.compare_and_append([(b"%d" % at, b"", at, 1)], at, at + 1)
-            await client.force_gc("shard")
+            await client.admin.force_gc("shard")
         await read(folder)
 
 

@@ -74,7 +74,7 @@ def test_large_table(place: Any, run: Any, rounds: Any, enabled: bool, count: in
         )
         table = client.table("t", int, str, resident=False)
         await table.put_many(entries(count))
-        await client.force_compaction("t")
+        await client.admin.force_compaction("t")
         state = await client._shards.at(await client.shard_id("t")).open()
         parts = [part for batch in state.batches.values() for part in batch.parts if part.key]
         return client, await client.table("t", int, str), RangedReads(ap.open_blob(place.blob), parts)

@@ -72,15 +72,15 @@ def test_many_small_appends(place: Any, run: Any, enabled: bool, benchmark: Any,
         seconds, blobs, most_batches, most_diffs = [], [0], 0.0, 0
         async with ap.open(blob=place.blob, consensus=place.consensus) as client:
             writer = await client.writer("shard", SCHEMA)
-            await client.retain("shard", KEPT)
+            await client.admin.retain("shard", KEPT)
             for at in range(n):
                 updates = tables.step(at)
                 began = time.perf_counter()
                 await writer.compare_and_append(updates, at, at + 1)
                 seconds.append(time.perf_counter() - began)
                 if at % 1000 == 999:
-                    blobs.append((await client.usage()).total)
-                    view = await client.inspect("shard")
+                    blobs.append((await client.admin.usage()).total)
+                    view = await client.admin.inspect("shard")
                     most_batches = max(most_batches, len(view.batches) / math.log2(at))
                     most_diffs = max(most_diffs, view.live_diffs)
             tenths = [seconds[i : i + n // 10] for i in range(0, n, n // 10)]
@@ -109,16 +109,16 @@ def _batches_max(n: int) -> float:
 
 async def _sizes(client: ap.Client, place: Any, n: int, tables: Table) -> dict[str, Any]:
     async with asyncio.timeout(60):  # what the last appends began may end
-        while len((view := await client.inspect("shard")).batches) > _batches_max(n):
+        while len((view := await client.admin.inspect("shard")).batches) > _batches_max(n):
             await asyncio.sleep(0.01)
-    before = await client.usage()
+    before = await client.admin.usage()
     written = client.metrics["blob.set"].bytes + client.metrics["consensus.compare_and_set"].bytes
     disk = _bytes_on_disk(place)
     async with client.reader("shard") as reader, reader.snapshot() as snapshot:
         assert dict((await snapshot.to_arrow()).select(["key", "val"]).to_pandas().values) == tables.rows
-    await client.force_compaction("shard")
-    await client.force_gc("shard")
-    after = await client.usage()
+    await client.admin.force_compaction("shard")
+    await client.admin.force_gc("shard")
+    after = await client.admin.usage()
     return {
         "batches at the end": len(view.batches),
         "live diffs": view.live_diffs,
@@ -167,7 +167,7 @@ def test_compaction_of_more_than_memory(
 
     async def check() -> None:
         async with ap.open(tmp_path / "location", maintenance=False) as client:
-            report = await client.fsck("shard")
+            report = await client.admin.fsck("shard")
             assert report.ok, report.problems
 
     run(check())
@@ -254,9 +254,9 @@ async def _small_commits(location: Path, path: Path, commits: int) -> tuple[floa
             await records.put(at, byhand.record(updates))
         await records.aclose()
         began = time.perf_counter()
-        await client.force_compaction("shard")
+        await client.admin.force_compaction("shard")
         seconds = time.perf_counter() - began
-        view = await client.inspect("shard")
+        view = await client.admin.inspect("shard")
         assert (len(view.batches), view.batches[0].len) == (1, commits * 100)
         return seconds, view.blob_bytes
 
@@ -296,7 +296,7 @@ def test_open_and_read(tmp_path: Path, run: Any, enabled: bool, capsys: Any) -> 
 
 async def _commits(location: Path, n: int) -> None:
     async with ap.open(location) as client, client.writer("shard", SCHEMA) as writer:
-        await client.retain("shard", 100)
+        await client.admin.retain("shard", 100)
         for at in range(n):
             await writer.compare_and_append([(b"%03d" % (at % 500), b"x" * 64, at, 1)], at, at + 1)
 

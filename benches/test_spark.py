@@ -196,6 +196,6 @@ def test_compaction(spark: Any, data: Data, rounds: Any, tmp_path: Path) -> None
 
     async def one_process() -> None:
         async with ap.open(next(places), maintenance=False) as client:
-            await client.force_compaction("rows")
+            await client.admin.force_compaction("rows")
 
     rounds({"by hand": hand, "engine": ours, "force_compaction": one_process}, 3, 1)

@@ -136,7 +136,7 @@ def test_open(place: Any, run: Any, rounds: Any, enabled: bool, val: Any) -> Non
         client = await ap.open(blob=place.blob, consensus=place.consensus, maintenance=False)
         table = client.table("t", str, val)
         await table.put_many({f"key {n:06}": VALS[val](n) for n in range(count)})
-        await client.force_compaction("t")
+        await client.admin.force_compaction("t")
         await table.aclose()
         return client
 

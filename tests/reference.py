@@ -37,6 +37,7 @@ LEFT_OUT = re.compile(r".*\.T|aiopersist\.stash")  # a type variable
 MEMBERS_ELSEWHERE = re.compile(
     r"aiopersist\.(testing\..*Conformance|stash\.(Memory|Postgres|Sqlite)Stash)\..+"
 )
+DOORS = ("Admin", "Workers")
 # Each has the name of its module: the module would be shown.
 BY_MODULE = {f"aiopersist.stash.{name}.{name}": f"aiopersist.stash.{name}" for name in ("open", "transact")}
 
@@ -67,6 +68,12 @@ def written_down() -> set[str]:
     return found
 
 
+def is_moved(name: str, public: set[str]) -> bool:
+    """Whether this is a deprecated forward of the client, to a call behind one of its doors."""
+    owner, _, call = name.rpartition(".")
+    return owner == "aiopersist.Client" and any(f"aiopersist.{door}.{call}" in public for door in DOORS)
+
+
 def shown(site: Path) -> set[str]:
     """The names that have a heading."""
     pages = (site / "reference").rglob("index.html")
@@ -86,7 +93,8 @@ def foreign(site: Path) -> set[str]:
 
 def main(site: Path) -> int:
     names = {name for package in PACKAGES for name in exported(package)}
-    public = {name for name in names | written_down() if not LEFT_OUT.fullmatch(name)}
+    documented = names | written_down()
+    public = {name for name in documented if not LEFT_OUT.fullmatch(name) and not is_moved(name, documented)}
     found = shown(site)
     missing = {name for name in public - found if not MEMBERS_ELSEWHERE.fullmatch(name)}
     internal = {name for name in found - public if name.rpartition(".")[0] not in public}

@@ -53,7 +53,7 @@ class CopyOptions:
 async def copy_shard(
     source: Shards, shard: str, target: Shards, name: str | None, options: CopyOptions
 ) -> Copied:
-    """See `Client.copy_shard`."""
+    """See `Admin.copy_shard`."""
     found = await _source(source, shard)
     if name is None and shard == found.id:
         raise InvalidUsage(UsageKind.INVALID_NAME, f"{shard} is an id: say the name of its copy", name=name)

@@ -29,7 +29,7 @@ class WorkDone(NamedTuple):
 class Track(Generic[T]):
     """Long work that is watched: an async iterator of `WorkDone`, and an awaitable of the result.
 
-        work = ap.track(client.fsck("stock"))
+        work = ap.track(client.admin.fsck("stock"))
         async for done in work:
             print(f"{done.done} of {done.total} {done.unit}")
         report = await work

@@ -33,7 +33,7 @@ async def fsck(run: Invocation, shards: SomeShards = None, all_: All = False) ->
         damaged = set[str]()
 
         async def work(name: str) -> dict[str, Any]:
-            report = await client.fsck(name)
+            report = await client.admin.fsck(name)
             if not report.ok:
                 damaged.add(name)
             return {"ok": report.ok, **report.model_dump(mode="json")}
@@ -54,9 +54,9 @@ async def compact(run: Invocation, shards: SomeShards = None, all_: All = False)
     async with run.writing() as client:
 
         async def work(name: str) -> dict[str, Any]:
-            before = await client.inspect(name)
-            await client.force_compaction(name)
-            after = await client.inspect(name)
+            before = await client.admin.inspect(name)
+            await client.admin.force_compaction(name)
+            after = await client.admin.inspect(name)
             return {
                 "batches": [len(before.batches), len(after.batches)],
                 "bytes": [_bytes(before), _bytes(after)],
@@ -76,8 +76,8 @@ async def gc(run: Invocation, shards: SomeShards = None, all_: All = False) -> N
     async with run.writing() as client:
 
         async def work(name: str) -> dict[str, Any]:
-            done = await client.force_gc(name)
-            left = await client.inspect(name)
+            done = await client.admin.force_gc(name)
+            left = await client.admin.inspect(name)
             kept = keeper(left)
             return {**done._asdict(), "held": left.live_diffs, "kept": kept and kept._asdict()}
 
@@ -92,7 +92,7 @@ async def gc(run: Invocation, shards: SomeShards = None, all_: All = False) -> N
 async def sweep(run: Invocation, yes: Yes = False) -> None:
     """Find the blobs that crashed writers left, and with --yes delete them."""
     async with run.writing() if yes else run.reading() as client:
-        found = await drawn(run.err, client.sweep_leaked_blobs(dry_run=not yes))
+        found = await drawn(run.err, client.admin.sweep_leaked_blobs(dry_run=not yes))
     if run.as_json:
         run.document(found._asdict())
         return
@@ -109,7 +109,7 @@ async def sweep(run: Invocation, yes: Yes = False) -> None:
 async def usage(run: Invocation) -> None:
     """Show how many bytes the blob store has, and how many of them are needed."""
     async with run.reading() as client:
-        found = await drawn(run.err, client.usage())
+        found = await drawn(run.err, client.admin.usage())
     if run.as_json:
         run.document(found._asdict())
         return
@@ -138,8 +138,8 @@ async def retain(
     async with run.writing() as client:
 
         async def work(name: str) -> dict[str, Any]:
-            await client.retain(name, policy)
-            view = await client.inspect(name)
+            await client.admin.retain(name, policy)
+            view = await client.admin.inspect(name)
             return {"keep": keep, "held_by": held_json(held_back(view), view)}
 
         def told(result: dict[str, Any]) -> str:
@@ -180,7 +180,7 @@ async def _end(run: Invocation, shards: list[str] | None, all_: bool, yes: bool,
     async with run.writing() if yes else run.reading() as client:
 
         async def work(name: str) -> dict[str, Any]:
-            view = await client.inspect(name)
+            view = await client.admin.inspect(name)
             if yes:
                 await getattr(client, call)(name)
             updates = sum(batch.len for batch in view.batches)
@@ -207,10 +207,10 @@ def _bytes(view: Any) -> int:
 async def subscriptions(run: Invocation, shard: AnyShard = None) -> None:
     """Show the consumers of a shard, or of all: where they stand, how far behind, what is kept for them."""
     async with run.reading() as client:
-        found = [s for s in await client.overview() if s.subscriptions] if shard is None else []
-        views = [(s.name, await client.inspect(s.shard_id)) for s in found]
+        found = [s for s in await client.admin.overview() if s.subscriptions] if shard is None else []
+        views = [(s.name, await client.admin.inspect(s.shard_id)) for s in found]
         if shard is not None:
-            views = [(shard, await client.inspect(shard))]
+            views = [(shard, await client.admin.inspect(shard))]
     rows = [(name, view, sub, row) for name, view in views for sub, row in view.subscriptions.items()]
     if run.as_json:
         dumped = {
@@ -234,9 +234,9 @@ async def forget(
     """Drop a subscription: its position is lost, and nothing is kept for it any more."""
     async with run.writing() if yes else run.reading() as client:
         shares = await _shares(client, shard, name)
-        view = await client.inspect(shard)
+        view = await client.admin.inspect(shard)
         if yes:
-            await client.drop_subscription(shard, name)
+            await client.admin.drop_subscription(shard, name)
     rows = {share: view.subscriptions[share] for share in shares}
     if run.as_json:
         run.document(
@@ -253,13 +253,13 @@ async def forget(
 
 
 async def _shares(client: Client, shard: str, name: str) -> list[str]:
-    there = await client.subscriptions(shard)
+    there = await client.admin.subscriptions(shard)
     found = [
         known for known in there if known == name or re.fullmatch(rf"{re.escape(name)}\[\d+/\d+\]", known)
     ]
     if not found:
         others = ", ".join(map(repr, there)) or "none"
-        holds = (await client.inspect(shard)).holds
+        holds = (await client.admin.inspect(shard)).holds
         is_hold = any(hold.kind in ("named", "critical") and hold.id == name for hold in holds)
         hint = "; it is a hold: aiopersist release ends it" if is_hold else ""
         raise Problems(f"{shard!r} has no subscription {name!r}; it has {others}{hint}")

@@ -75,7 +75,7 @@ async def tail(
     as_lines = run.as_json or not sys.stdout.isatty()
     async with run.reading() as client:
         _, schema = await client.schema(shard)
-        view = await client.inspect(shard)
+        view = await client.admin.inspect(shard)
         changes = _of_table if view.table else _of_shard
         async with aclosing(changes(client, shard, schema, cursor, from_start)) as lines:
             async for line in lines:

@@ -69,10 +69,10 @@ class _Copying:
 
     async def copied(self, shard: str) -> dict[str, Any]:
         """Copy it."""
-        copied = await self.client.copy_shard(
+        copied = await self.client.admin.copy_shard(
             shard, self.other, name=self.name, verify=self.verify, detach=self.detach
         )
-        self.uppers[shard] = shown_frontier(copied.upper, (await self.client.inspect(shard)).clock)
+        self.uppers[shard] = shown_frontier(copied.upper, (await self.client.admin.inspect(shard)).clock)
         if copied.differing:
             times = ", ".join(map(str, copied.differing))
             self.differing.append(f"{shard} and its copy differ at {times}")

@@ -39,7 +39,7 @@ async def dump(
     time = as_of_option(as_of)
     async with run.reading() as client:
         _, schema = await client.schema(shard)
-        is_table = (await client.inspect(shard)).table
+        is_table = (await client.admin.inspect(shard)).table
         kept = condition(where, schema)
         with complete_times(shard, time):
             at = await known_time(run, client, shard, time)

@@ -50,7 +50,7 @@ async def erase(
     async with run.writing() if yes else run.reading() as client:
         found, schema = await opened_table(client, table)
         given = None if not keys else [key_of(text, schema) for text in keys]
-        work = client.erase(
+        work = client.admin.erase(
             found,
             given,
             condition(where, schema),
@@ -59,7 +59,7 @@ async def erase(
             dry_run=not yes,
         )
         erased = await drawn(run.err, work)
-        held = held_json(erased.holders, await client.inspect(table))
+        held = held_json(erased.holders, await client.admin.inspect(table))
     result = {"table": table, "dry_run": not yes, **erased.model_dump(mode="json"), "holders": held}
     run.tell(result, f"{table}: {_told(erased, held, yes)}")
     if not erased.done:

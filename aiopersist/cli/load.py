@@ -111,7 +111,7 @@ async def _known(client: Client, shard: str) -> tuple[Schema[Any, Any, Any] | No
         _, schema = await client.schema(shard)
     except UnknownShard:
         return None, True
-    return schema, (await client.inspect(shard)).table
+    return schema, (await client.admin.inspect(shard)).table
 
 
 async def _loaded(client: Client, shard: str, is_table: bool, source: "Source", mode: LoadMode) -> int:

@@ -55,7 +55,7 @@ async def ls(
 ) -> None:
     """List shards, tables and Indexed with their frontiers and sizes."""
     async with run.reading(to_list=True) as client:
-        found = await drawn(run.err, client.overview(prefix))
+        found = await drawn(run.err, client.admin.overview(prefix))
     if sort in ORDERS:
         found.sort(key=ORDERS[sort])
     if run.as_json:

@@ -65,7 +65,7 @@ async def _rounds(client: Client, run: Invocation, every_s: float, sweep_every_s
 
 
 async def _round(client: Client, run: Invocation) -> MaintenanceRound:
-    done = await client.maintain()
+    done = await client.admin.maintain()
     if done.did_something:
         text = (
             f"{done.looked_at} of {done.shards} shards had changed: {done.compactions} compactions, "
@@ -77,7 +77,7 @@ async def _round(client: Client, run: Invocation) -> MaintenanceRound:
 
 
 async def _sweep(client: Client, run: Invocation) -> None:
-    swept = await client.sweep_leaked_blobs(dry_run=False)
+    swept = await client.admin.sweep_leaked_blobs(dry_run=False)
     if swept.keys:
         count, size = len(swept.keys), swept.bytes
         text = f"swept {counted(count, 'leaked blob')} of {shown_bytes(size)}"

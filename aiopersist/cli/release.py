@@ -28,7 +28,7 @@ async def release(
 ) -> None:
     """End a critical since, or a named hold: what it alone keeps is lost to its owner."""
     async with run.writing() if yes else run.reading() as client:
-        view = await client.inspect(shard)
+        view = await client.admin.inspect(shard)
         hold = _chosen(view, shard, name, kind)
         if yes:  # as it was seen: an owner that has taken it over meanwhile keeps it
             await end_hold(await client._shards.existing(shard), view, hold.kind, name)

@@ -40,7 +40,7 @@ BAR_WIDTH = 12  # characters of the bar of 10 ** 9 updates
 async def show(run: Invocation, shard: ShardName) -> None:
     """Show a shard: frontiers, schema, batches, holds, writers, subscriptions."""
     async with run.reading() as client:
-        view = await client.inspect(shard)
+        view = await client.admin.inspect(shard)
         schema = await _schema(client, view)
     if run.as_json:
         run.document({"name": shard, "schema": schema, **view.model_dump(mode="json")})

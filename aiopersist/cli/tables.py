@@ -87,7 +87,7 @@ async def rm(
 async def opened_table(client: Client, name: str) -> tuple[Table[Any, Any], Schema[Any, Any, Any]]:
     """The table that is there, by its stored types; it reads only what is asked of it."""
     _, schema = await client.schema(name)
-    if not (await client.inspect(name)).table:
+    if not (await client.admin.inspect(name)).table:
         raise InvalidUsage(UsageKind.NOT_A_TABLE, f"{name!r} is no table")
     key, val = schema.key.arrow("key"), schema.val.arrow("val")
     return client.table(name, key_type(key), val, resident=False), schema

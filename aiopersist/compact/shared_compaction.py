@@ -2,7 +2,7 @@
 
 1. *Claim* all batches, so that no other process compacts them meanwhile.
 2. *Divide* (`parts/divide.py`): key ranges over all runs.
-3. Each piece becomes sorted parts, anywhere (`client.compact_piece`), under the writer that holds the claim.
+3. Each piece becomes sorted parts, anywhere (`compact_piece`), under the writer that holds the claim.
    Ranges follow each other, so their parts, one after the other, are one run.
 4. *Apply*: one commit replaces the inputs by the run. Over all pieces, the diffs that were written
    must sum to the diffs that were read.
@@ -74,7 +74,7 @@ class CompactedPiece(Record, frozen=True, kw_only=True):
 
 
 class SharedCompaction(Resource):
-    """One round of a compaction, which is claimed and must be applied. `client.shared_compaction` opens
+    """One round of a compaction, which is claimed and must be applied. `shared_compaction` opens
     it."""
 
     def __init__(
@@ -95,7 +95,7 @@ class SharedCompaction(Resource):
         return self._work is not None
 
     async def pieces(self, tasks: int) -> list[bytes]:
-        """About as many pieces of work as `tasks`, in order, for `client.compact_piece`. One request for each
+        """About as many pieces of work as `tasks`, in order, for `compact_piece`. One request for each
         larger part."""
         with self._scope.call():
             if self._work is None or self._registration is None:
@@ -165,7 +165,7 @@ class SharedCompaction(Resource):
 
 
 def shared_compaction(shards: Shards, name: str, goal: Goal | None) -> Opening[SharedCompaction]:
-    """See `Client.shared_compaction`."""
+    """See `Workers.shared_compaction`."""
 
     async def open_round() -> SharedCompaction:
         found = await shards.existing(name)
@@ -176,11 +176,11 @@ def shared_compaction(shards: Shards, name: str, goal: Goal | None) -> Opening[S
         with shards.calls.call():  # so that closing the client ends a wait for a claim
             return await begun_anew(lambda: _claimed(found, last, shards.scope))
 
-    return shards.opening(open_round, f"client.shared_compaction({name!r})")
+    return shards.opening(open_round, f"client.workers.shared_compaction({name!r})")
 
 
 async def compact_piece(shards: Shards, data: bytes) -> bytes:
-    """See `Client.compact_piece`."""
+    """See `Workers.compact_piece`."""
     given = PIECE.decode(data, CompactionPiece)
     shard = await shards.of_a_piece(checked_shard(given.shard, given.piece))
     with shards.stack.tracing.span("compaction.piece", shard.known_as, PIECE.trace(data)):

@@ -89,7 +89,7 @@ class BankDemo:
         silent_since = SYSTEM.monotonic()
         while True:
             is_last = self._transferred.is_set()
-            view = (await self.client.subscriptions(self.bank.journal_name)).get("auditor")
+            view = (await self.client.admin.subscriptions(self.bank.journal_name)).get("auditor")
             if view is not None and view.position != seen:
                 is_first, seen, silent_since = seen is None, view.position, SYSTEM.monotonic()
                 self.bars.update(bar, completed=await self._count_audited())

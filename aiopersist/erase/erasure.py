@@ -87,7 +87,7 @@ async def erase(
     where: Any,
     options: EraseOptions,
 ) -> Erasure:
-    """See `Client.erase`."""
+    """See `Admin.erase`."""
     kind = kind_of(table, tables)
     if keys is None and where is None:
         raise InvalidUsage(UsageKind.INVALID_TYPE, "erase: give keys, or a condition as where=")

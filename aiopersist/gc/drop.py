@@ -9,7 +9,7 @@ from aiopersist.state.lifecycle import Finalize
 
 
 async def drop(shards: Shards, name: str) -> None:
-    """See `Client.drop`."""
+    """See `Admin.drop`."""
     shard_id = await resolve(shards.stack, name)
     shard = shards.at(shard_id, name)
     state = await shard.register.refresh()
@@ -21,7 +21,7 @@ async def drop(shards: Shards, name: str) -> None:
 
 
 async def finalize(shards: Shards, name: str) -> None:
-    """See `Client.finalize`."""
+    """See `Admin.finalize`."""
     shard = shards.at(await resolve(shards.stack, name), name)
     state = await shard.register.refresh()
     if state is None:

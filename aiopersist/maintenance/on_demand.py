@@ -12,7 +12,7 @@ from aiopersist.state.retention import SetRetention
 
 
 async def retain(shards: Shards, maintenance: Maintenance, name: str, keep: int | timedelta | None) -> None:
-    """See `Client.retain`."""
+    """See `Admin.retain`."""
     command = SetRetention(*_kept(keep))
     shard = await shards.existing(name)
     await commit(shard.register, command)
@@ -20,7 +20,7 @@ async def retain(shards: Shards, maintenance: Maintenance, name: str, keep: int 
 
 
 async def force_gc(shards: Shards, maintenance: Maintenance, name: str) -> Collected:
-    """See `Client.force_gc`."""
+    """See `Admin.force_gc`."""
     shard = await shards.existing(name)
     with suppress(LeaseExpired):  # then it holds nothing back
         if shard.hold.reader:

@@ -73,7 +73,7 @@ class ShardSummary(BaseModel, frozen=True):
 
 
 async def overview(stack: Stack, prefix: str) -> list[ShardSummary]:
-    """See `Client.overview`. A shard and an `Indexed` may have the same name. The names take six requests,
+    """See `Admin.overview`. A shard and an `Indexed` may have the same name. The names take six requests,
     and two more for every few hundred."""
     ids = [*(await names(stack, ShardId)).items(), *(await names(stack, IndexedId)).items()]
     named = sorted(pair for pair in ids if pair[0].startswith(prefix))

@@ -78,7 +78,7 @@ class LeasedPart:
         return None if stored is None else decode_stats(stored, self._fetch.schema)
 
     def to_transmittable(self) -> bytes:
-        """The part as bytes, for `client.fetch_part` in any process while the snapshot is open."""
+        """The part as bytes, for `client.workers.fetch_part` in any process while the snapshot is open."""
         value = TransmittedPart(
             shard=self._fetch.shard.id,
             reader=self._reader,
@@ -95,7 +95,7 @@ class LeasedPart:
 async def fetch_part(
     shards: Shards, data: bytes, schema: Schema[Any, Any, Any] | None
 ) -> Updates[Any, Any, Any]:
-    """See `Client.fetch_part`."""
+    """See `Workers.fetch_part`."""
     transmitted = ENVELOPE.decode(data, TransmittedPart)
     shard = await shards.of_a_piece(_checked(transmitted))
     if not {transmitted.schema_id, transmitted.batch.parts[0].schema_id} <= shard.state.schemas.keys():

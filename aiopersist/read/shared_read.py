@@ -4,7 +4,7 @@
    versions. The process that plans renews the lease (`KeepReader`), and so do the processes that read.
 2. Plan on the state as it is then: which parts hold the wanted range.
 3. Divide (`parts/divide.py`) into pieces of about equal size, which travel as bytes.
-4. Each piece is read by `client.read_piece`, in any process: consolidated, and no row is in two pieces.
+4. Each piece is read by `read_piece`, in any process: consolidated, and no row is in two pieces.
 5. End the lease, or leave it to expire.
 """
 
@@ -58,7 +58,7 @@ class TransmittedPiece(Record, frozen=True, kw_only=True):
 
 class SharedRead(Resource):
     """The contents of a shard at one time, or its changes within a range of times, leased for several
-    processes. `client.shared_read` opens it."""
+    processes. `client.workers.shared_read` opens it."""
 
     def __init__(
         self, fetch: Fetch, state: State, wanted: Range, reader: str, lease_s: float, scope: Scope, keep: bool
@@ -96,7 +96,7 @@ class SharedRead(Resource):
         return sum(part.rows for _, part in self._parts)
 
     async def pieces(self, tasks: int) -> list[bytes]:
-        """About `tasks` pieces, at least one, in the order of their rows, for `client.read_piece`. One
+        """About `tasks` pieces, at least one, in the order of their rows, for `read_piece`. One
         request for each larger part."""
         with self._scope.call():
             if type(tasks) is not int or tasks < 1:
@@ -160,7 +160,7 @@ def shared_read(
     lease_s: float | None,
     keep: bool,
 ) -> Opening[SharedRead]:
-    """See `Client.shared_read`."""
+    """See `Workers.shared_read`."""
     lease = shards.stack.settings.reader_lease_s if lease_s is None else lease_s
     check_lease_s(lease)
 
@@ -178,11 +178,11 @@ def shared_read(
                 error.shard_id = error.shard_id or found.id
                 raise
 
-    return shards.opening(open_read, f"client.shared_read({name!r})")
+    return shards.opening(open_read, f"client.workers.shared_read({name!r})")
 
 
 def read_piece(shards: Shards, data: bytes, where: Any) -> "Items[pa.RecordBatch]":
-    """See `Client.read_piece`."""
+    """See `Workers.read_piece`."""
     transmitted = ENVELOPE.decode(data, TransmittedPiece)
     rows, trace = _piece(shards, transmitted, where), ENVELOPE.trace(data)
     traced = shards.stack.tracing.iteration("read.piece", transmitted.shard, rows, trace)

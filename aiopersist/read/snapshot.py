@@ -157,7 +157,7 @@ class Snapshot(PinnedRead, Generic[K, V]):
         return RowItems(self._scope, self._iteration(self._row_slices()))
 
     def parts(self) -> list[LeasedPart]:
-        """The parts of the snapshot, for readers in other processes (`client.fetch_part`). They can be read
+        """The parts of the snapshot, for readers in other processes (`fetch_part`). They can be read
         until the snapshot is closed. No request."""
         self._scope.check()
         self._hold.check(self._reader)

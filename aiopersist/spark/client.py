@@ -151,7 +151,7 @@ class SparkClient(Resource):
         self, client: Client, make: Callable[..., Columns], where: Any, tasks_: int, shard: str, **range_: Any
     ) -> "DataFrame":
         _checked(make, where, (await client.schema(shard))[1])
-        read = await client.shared_read(shard, **range_)
+        read = await client.workers.shared_read(shard, **range_)
         try:
             columns = _checked(make, where, read.schema)
             df = await on_caller(self._planned, await read.pieces(tasks_), columns, where)
@@ -261,7 +261,7 @@ class SparkClient(Resource):
         goal: Goal | None = None
         done, lost = False, 0
         while True:
-            async with closing(client.shared_compaction(shard, goal)) as claimed:
+            async with closing(client.workers.shared_compaction(shard, goal)) as claimed:
                 goal = claimed.goal
                 if not claimed.is_needed:
                     return done

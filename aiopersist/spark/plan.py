@@ -208,7 +208,7 @@ async def grant_writer(client: Client, plan: WritePlan, lease_s: float) -> Grant
 async def release_writer(client: Client, grant: bytes) -> None:
     """End that writer: the sweep deletes the batches that were staged under it and not appended."""
     with suppress(Error):  # then its lease ends it
-        await client.release_writer(grant)
+        await client.workers.release_writer(grant)
 
 
 async def abandon(client: Client, write: GrantedWrite) -> None:

@@ -72,7 +72,7 @@ class Replacement:
         if self._seen is not None and self._rounds < ROUNDS:
             upper = await upper_of(self._writer)
             with suppress(SinceViolation):
-                read = await self._client.shared_read(self._plan.shard, start=self._seen, end=upper)
+                read = await self._client.workers.shared_read(self._plan.shard, start=self._seen, end=upper)
                 await self._retract(read)
                 self._seen = upper
                 return upper
@@ -92,8 +92,8 @@ class Replacement:
                 return upper, None
             try:
                 if not upper:
-                    return upper, await self._client.shared_read(self._plan.shard, start=0, end=0)
-                return upper, await self._client.shared_read(self._plan.shard, upper - 1)
+                    return upper, await self._client.workers.shared_read(self._plan.shard, start=0, end=0)
+                return upper, await self._client.workers.shared_read(self._plan.shard, upper - 1)
             except SinceViolation as error:
                 await _pass(self._writer, upper, error.since)
 

@@ -111,7 +111,7 @@ async def _planned(client: Client, options: Options) -> tuple[list[bytes], Colum
         raise invalid("option endingTime needs startingTime")
     if start is not None and options.text("asof") is not None:
         raise invalid("give as_of, or startingTime and endingTime, not both")
-    read = await client.shared_read(
+    read = await client.workers.shared_read(
         options.shard,
         options.time("asof"),
         start=start,

@@ -219,8 +219,8 @@ class Hold:
 async def _leased(client: Client, shard: str, first: int, last: int) -> SharedRead:
     try:
         if first == SNAPSHOT:
-            return await client.shared_read(shard, last - 1, wait=False)
-        return await client.shared_read(shard, start=first, end=last, wait=False)
+            return await client.workers.shared_read(shard, last - 1, wait=False)
+        return await client.workers.shared_read(shard, start=first, end=last, wait=False)
     except SinceViolation as error:
         error.add_note(
             f"The stream is at time {max(first, 0)}, and history there was compacted: the query skipped "

@@ -98,7 +98,7 @@ def read(
 ) -> "Iterator[pa.RecordBatch]":
     """The rows of a piece of a shared read, as the columns of a DataFrame. `at`: the time of contents."""
     client = worker_client(location)
-    for batch in bridge().iterate(lambda: client.read_piece(piece, where)):
+    for batch in bridge().iterate(lambda: client.workers.read_piece(piece, where)):
         yield from columns.batches(batch, at)
 
 
@@ -127,7 +127,7 @@ def _together(tables: "Iterable[pa.Table]") -> "Iterator[pa.Table]":
 async def _stage(client: Client, writer: bytes, updates: "Iterator[pa.Table]") -> StagedTask:
     with client._stack.tracing.span("spark.task", "", WRITER.trace(writer)):
         rows, first, last = 0, TIME_MAX, 0
-        async with client.builder_from_transmittable(writer, 0) as builder:
+        async with client.workers.builder_from_transmittable(writer, 0) as builder:
             while (some := await on_caller(next, updates, None)) is not None:
                 least, greatest = (bound.as_py() for bound in pc.min_max(some.column("time")).values())
                 first, last = min(first, least), max(last, greatest)
@@ -166,8 +166,8 @@ async def _retract(client: Client, writer: bytes, wanted: Retraction) -> StagedT
     with client._stack.tracing.span("spark.task", "", WRITER.trace(writer)):
         keys = None if wanted.staged is None else await _keys(client, wanted.staged, unique=wanted.unique)
         rows = 0
-        async with client.builder_from_transmittable(writer, 0) as builder:
-            async for batch in client.read_piece(wanted.piece, wanted.where):
+        async with client.workers.builder_from_transmittable(writer, 0) as builder:
+            async for batch in client.workers.read_piece(wanted.piece, wanted.where):
                 found = pa.Table.from_batches([batch])
                 if keys is not None and not wanted.every:
                     found = found.filter(_is_in(found.column("key"), keys))
@@ -188,7 +188,7 @@ async def _keys(client: Client, staged: bytes, *, unique: bool) -> "pl.DataFrame
     `unique`."""
     import polars as pl
 
-    tables = [pa.Table.from_batches([batch]) async for batch in client.read_piece(staged)]
+    tables = [pa.Table.from_batches([batch]) async for batch in client.workers.read_piece(staged)]
     if not tables:
         return pl.DataFrame()
     whole = pa.concat_tables(tables)

@@ -163,13 +163,13 @@ async def _given_up(consumer: Consumer, feed: UpdateFeed[Any, Any]) -> None:
 
 
 async def subscriptions(shards: Shards, name: str) -> dict[str, SubscriptionView]:
-    """See `Client.subscriptions`."""
+    """See `Admin.subscriptions`."""
     shard = await shards.existing(name)
     return views_of(shard.state, await shard.register.now())
 
 
 async def drop_subscription(shards: Shards, shard_name: str, name: str) -> None:
-    """See `Client.drop_subscription`."""
+    """See `Admin.drop_subscription`."""
     shard = await shards.existing(shard_name)
     if not await commit(shard.register, DropSubscription(check_name(name))):
         raise LookupError(f"{shard.label} has no subscription {name!r}")

@@ -138,7 +138,7 @@ async def _count_usage(request: Request, client: Client, known: Known) -> Respon
     """Begin to count. It changes nothing, but it costs requests, so no other site may ask for it."""
     if not is_of_these_pages(request):
         raise HTTPException(403, NOT_OWN)
-    known.usage.begin(client._stack.supervisor, client.usage, "count the usage")
+    known.usage.begin(client._stack.supervisor, client.admin.usage, "count the usage")
     return RedirectResponse("./#usage", 303)
 
 

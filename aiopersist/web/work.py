@@ -47,17 +47,17 @@ Piece = Callable[[Client, str], Awaitable[WorkResult]]
 
 
 async def _compact(client: Client, shard: str) -> WorkResult:
-    await client.force_compaction(shard)
+    await client.admin.force_compaction(shard)
     return WorkResult("All batches are one.")
 
 
 async def _gc(client: Client, shard: str) -> WorkResult:
-    done = await client.force_gc(shard)
+    done = await client.admin.force_gc(shard)
     return WorkResult(f"Deleted {counted(done.parts, 'part')} and {counted(done.versions, 'version')}.")
 
 
 async def _fsck(client: Client, shard: str) -> WorkResult:
-    report = await client.fsck(shard)
+    report = await client.admin.fsck(shard)
     read = f"read {counted(report.parts, 'part')} with {counted(report.updates, 'update')}"
     if report.ok:
         return WorkResult(f"All is intact: {read}.")
@@ -98,7 +98,7 @@ def _retention(keep: str, unit: str) -> tuple[str, Piece]:
             raise InvalidUsage(UsageKind.INVALID_TIME, text) from error
 
     async def retain(client: Client, shard: str) -> WorkResult:
-        await client.retain(shard, policy)
+        await client.admin.retain(shard, policy)
         return WorkResult(
             "Maintenance keeps all history." if policy is None else f"Maintenance keeps {keep} {unit}."
         )

@@ -205,7 +205,7 @@ class WriteHandle(Resource, Generic[K, V]):
 
     def to_transmittable(self) -> bytes:
         """This writer as bytes, so that other processes build batches under its registration
-        (`client.builder_from_transmittable`). Keep the writer open until these are appended: once it is
+        (`client.workers`). Keep the writer open until these are appended: once it is
         closed they no longer can be. No request."""
         self._scope.check()
         writer, schema_id = self.writer_id, self._session.context.schema_id

@@ -1,7 +1,7 @@
 """Batches that other processes build: one process registers a writer and appends, others stage batches under
 it.
 
-`w.to_transmittable()` names the writer; `client.builder_from_transmittable` gives a builder under it, in any
+`w.to_transmittable()` names the writer; `builder_from_transmittable` gives a builder under it, in any
 process; its batch comes back as bytes (`Batch.to_transmittable`), to be appended by that writer or another.
 So a job of a thousand tasks is one registration, and as soon as that ends the sweep removes the parts that
 its tasks left behind.
@@ -28,7 +28,7 @@ from aiopersist.write.transmit import WRITER, TransmittedWriter
 async def register_writer(
     shards: Shards, name: str, schema: Schema[Any, Any, Any], lease_s: float, *, tables: bool = False
 ) -> bytes:
-    """See `Client.register_writer`. `tables`: also of a table, for who keeps its rule of one value per
+    """See `Workers.register_writer`. `tables`: also of a table, for who keeps its rule of one value per
     key."""
     check_lease_s(lease_s)
     shard = await shards.named(name)
@@ -42,7 +42,7 @@ async def register_writer(
 
 
 async def release_writer(shards: Shards, data: bytes) -> None:
-    """See `Client.release_writer`."""
+    """See `Workers.release_writer`."""
     transmitted = WRITER.decode(data, TransmittedWriter)
     shard = await shards.existing(_shard_of(transmitted))
     await commit(shard.register, ExpireWriter(transmitted.writer))
@@ -51,7 +51,7 @@ async def release_writer(shards: Shards, data: bytes) -> None:
 def open_builder(
     shards: Shards, data: bytes, lower: Antichain | Time, schema: Schema[Any, Any, Any] | None
 ) -> Opening[BatchBuilder]:
-    """See `Client.builder_from_transmittable`."""
+    """See `Workers.builder_from_transmittable`."""
 
     async def open_handle() -> BatchBuilder:
         transmitted = WRITER.decode(data, TransmittedWriter)

@@ -269,7 +269,7 @@ async def test_a_fork_during_the_first_put(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.undo()
     async with ap.open(tmp_path) as client:
         table = client.table("t", str, int)
-        monkeypatch.setattr(client._tables, "_warming", asyncio.get_running_loop().create_future())
+        monkeypatch.setattr(client._services.tables, "_warming", asyncio.get_running_loop().create_future())
         refused(await asyncio.to_thread(forked, lambda: table.put("child", 1)))
 
 

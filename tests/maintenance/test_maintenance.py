@@ -163,7 +163,7 @@ async def test_a_round_beside_a_compaction_does_not_end_it(location: Any) -> Non
     async with opened(location, inline_writes_single_max_bytes=0, compaction_idle_s=1000.0) as client:
         async with client.writer("t", SCHEMA) as w:
             expected = await grown(w, 20)
-            maintenance = client._maintenance.of(shards_of(client).at(await client.shard_id("t")))
+            maintenance = client._services.maintenance.of(shards_of(client).at(await client.shard_id("t")))
             async with maintenance.registration.held() as registration:
                 for _ in range(3):
                     await client.maintain()
@@ -178,7 +178,9 @@ async def test_what_fails_does_not_end_what_goes_on_beside_it() -> None:
     async with opened(ap.Location("mem://", "mem://"), compaction_idle_s=1000.0) as client:
         async with client.writer("t", SCHEMA) as w:
             await grown(w, 3)
-            shared = client._maintenance.of(shards_of(client).at(await client.shard_id("t"))).registration
+            shared = client._services.maintenance.of(
+                shards_of(client).at(await client.shard_id("t"))
+            ).registration
             async with shared.held() as one:
                 with pytest.raises(RuntimeError):
                     async with shared.held() as two:

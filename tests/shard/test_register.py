@@ -40,7 +40,7 @@ def shard_of(client: ap.Client) -> Shard:
 
 
 def under_way(client: ap.Client) -> bool:
-    return any(shard.running for shard in client._maintenance._shards.values())
+    return any(shard.running for shard in client._services.maintenance._shards.values())
 
 
 async def rows(client: ap.Client) -> list[Any]:

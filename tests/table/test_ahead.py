@@ -63,7 +63,7 @@ async def test_bodies_that_wait_share_a_commit_too() -> None:
         first = asyncio.create_task(t.put("k", 1))
         await gate.held.wait()
         others = [asyncio.create_task(client.transact(add)) for _ in range(TASKS)]
-        group = client._tables.group
+        group = client._services.tables.group
         while len(group._queue.waiting) < TASKS or group.ahead.val_of(await member(t), '"k"') != str(
             TASKS + 1
         ):

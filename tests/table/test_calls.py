@@ -76,7 +76,10 @@ async def test_vals_are_taken_as_the_call_begins(client: ap.Client) -> None:
         await asyncio.sleep(0)
         item.count = 2
         await done
-        client._tables._is_ready, client._tables._warming = False, None  # as in a process that begins
+        client._services.tables._is_ready, client._services.tables._warming = (
+            False,
+            None,
+        )  # as in a process that begins
     assert [val.count async for _, val in stock.items()] == [1, 1]
 
 

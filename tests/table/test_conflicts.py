@@ -104,7 +104,7 @@ async def test_ranges_that_others_of_the_group_fill(resident: bool, place: Place
         first = asyncio.create_task(busy.put("k", 2))
         await in_time(gate.held.wait())
         claims = [asyncio.create_task(client.transact(lambda tx, n=n: claim(tx, n))) for n in range(4)]
-        await until(lambda: len(client._tables.group._queue.waiting) == len(claims))
+        await until(lambda: len(client._services.tables.group._queue.waiting) == len(claims))
         gate.open()
         answers = await in_time(asyncio.gather(*claims))
         await first

@@ -23,7 +23,7 @@ async def tx(client: ap.Client) -> FrozenTransaction:
     """A transaction on "a" as of a time after which all of its keys changed."""
     at = await table(client, "a").put_many({"k": 1, "l": 2})
     await table(client, "a").put_many({"k": 10, "l": 20, "m": 30})
-    return FrozenTransaction(client._tables, ConsistentRead(client._stack), ["a"], at)
+    return FrozenTransaction(client._services.tables, ConsistentRead(client._stack), ["a"], at)
 
 
 async def test_all_reads_are_as_of_its_time(client: ap.Client, tx: FrozenTransaction) -> None:

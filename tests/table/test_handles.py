@@ -211,7 +211,7 @@ async def test_writers_of_old_and_new_types_append_to_one_shard(place: Place) ->
         await in_time(gate.held.wait())
         works = [client.transact(lambda tx, n=n: body(tx, n)) for n in range(4)]
         tasks = [asyncio.ensure_future(work) for work in (*works, t.put("l", 1))]
-        await until(lambda: len(client._tables.group._queue.waiting) == len(tasks))
+        await until(lambda: len(client._services.tables.group._queue.waiting) == len(tasks))
         gate.open()
         await in_time(asyncio.gather(first, *tasks))
         assert (

@@ -43,12 +43,12 @@ async def test_nothing_is_kept_of_what_is_over() -> None:
         gc.collect()
         known = [shard for ref in client._shards._known.valuerefs() if (shard := ref()) is not None]
         assert {shard.known_as for shard in known} <= {"out"}
-        assert len(client._tables._open) <= 1
-        assert not client._tables.group._slots
+        assert len(client._services.tables._open) <= 1
+        assert not client._services.tables.group._slots
     async with ap.open("mem://left", readonly=True) as client:
         for number in range(5):
             table = client.table(f"none{number}", str, int)
             with pytest.raises(ap.UnknownShard):
                 await table.get("a")
             await table.aclose()
-        assert not client._tables._open
+        assert not client._services.tables._open

@@ -89,7 +89,7 @@ async def test_closed_while_it_opens(place: Place) -> None:
         gate.open()
         await in_time(closing)
         await asyncio.wait([opening])
-        assert not client._tables._open
+        assert not client._services.tables._open
         assert await client.table("t", str, int).get("a") == 1
 
 

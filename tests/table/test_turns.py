@@ -314,7 +314,7 @@ async def test_the_keys_of_a_view_that_ceases_to_have_all_stay_known(
         members = (await opened(whole)).member, (await opened(parted)).member
         waiting = PendingOperation(members, lambda *cells: None, (['"k"'], ['"k"']), members[0])
         with ExitStack() as kept:
-            knowing = asyncio.create_task(client._tables.group._know([waiting], kept))
+            knowing = asyncio.create_task(client._services.tables.group._know([waiting], kept))
             await in_time(began.wait())
             await members[0].view.become(False)
             assert await members[0].view.read(['"k"']) == {'"k"': "1"}  # known, as far as others need it

@@ -123,7 +123,7 @@ async def test_ids_are_forgotten_in_slices(monkeypatch: pytest.MonkeyPatch) -> N
         apps = {f"app-{n}": TransactionRecord(1, now - (2000.0 if n < 120 else 0.0)) for n in range(200)}
         register.state = shard_of(w).state.replace(transactions=Ids(apps))
         before = shard_of(w).state.seqno
-        await client._maintenance.of(shard_of(w)).roll_up()
+        await client._services.maintenance.of(shard_of(w)).roll_up()
         assert set(shard_of(w).state.transactions) == {f"app-{n}" for n in range(120, 200)}
         versions = await stack_of(client).consensus.scan(consensus_key(w.shard_id), before + 1, 100)
         assert max(version.data.count(b"app-") for version in versions) == 50
