@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiopersist.client.services import Services
+from aiopersist.client.services import BaseClient, Services
 from aiopersist.shard import catalog
 
 if TYPE_CHECKING:
     from aiopersist.backup.copy import Copied
-    from aiopersist.client.client import Client
     from aiopersist.erase.erasure import Erasure
     from aiopersist.gc.collect import Collected
     from aiopersist.gc.sweep import Sweep, Usage
@@ -154,7 +153,7 @@ class Admin:
     async def copy_shard(
         self,
         shard: str,
-        target: Client,
+        target: BaseClient,
         *,
         name: str | None = None,
         verify: bool = False,

@@ -16,12 +16,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from aiopersist.base.frontier import Antichain, Time
-from aiopersist.base.resource import Closeable, Opening, Root
-from aiopersist.base.runtime import Runtime
-from aiopersist.base.settings import Settings
+from aiopersist.base.resource import Closeable, Opening
 from aiopersist.client.admin import Admin
 from aiopersist.client.moved import MovedCalls
-from aiopersist.client.services import Services
+from aiopersist.client.services import BaseClient
 from aiopersist.client.workers import Workers
 from aiopersist.data.types.schema import Schema
 from aiopersist.measure.metrics import Metrics
@@ -29,7 +27,6 @@ from aiopersist.read.handle import ReadHandle
 from aiopersist.read.open import open_reader
 from aiopersist.shard import catalog
 from aiopersist.shard.catalog import ShardId, check_name
-from aiopersist.storage.urls import Stores
 
 if TYPE_CHECKING:
     from aiopersist.indexed.indexed import Indexed
@@ -52,13 +49,8 @@ H = TypeVar("H", bound=Closeable)
 STASH = "stash"  # the name of a stash, unless the user says another
 
 
-class Client(MovedCalls, Root):
+class Client(MovedCalls, BaseClient):
     """A client of one location: opens writers and readers of its shards. Serves many tasks at once."""
-
-    def __init__(self, stores: Stores, settings: Settings, runtime: Runtime, maintenance: bool) -> None:
-        self._services = Services(stores, settings, runtime, maintenance)
-        self._shards, self._stack = self._services.shards, self._services.stack
-        self._calls = self._services.calls
 
     @cached_property
     def admin(self) -> Admin:
@@ -387,11 +379,3 @@ class Client(MovedCalls, Root):
             from aiopersist.shard.evolve import evolve_schema
 
             return await evolve_schema(await self._shards.existing(shard), expected_id, schema)
-
-    async def aclose(self) -> None:
-        """Close every handle, and release the resources of the client. Idempotent; goes on in the background
-        if the caller is cancelled. Raises, at the end, what the closing of a subscription raises."""
-        if self._closing is None or not self._closing.done():
-            self._calls.check_place()
-        await self._close_once(self._services.close)
-        self._services.raise_failed()

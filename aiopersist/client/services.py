@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from weakref import ref
 
 from aiopersist.base.errors import Error
-from aiopersist.base.resource import Closeable, Opening
+from aiopersist.base.resource import Closeable, Opening, Root
 from aiopersist.base.runtime import Runtime
 from aiopersist.base.settings import Settings
 from aiopersist.client.gauges import observed
@@ -137,6 +137,23 @@ class Services:
     @property
     def has_tables(self) -> bool:
         return "tables" in vars(self)
+
+
+class BaseClient(Root):
+    """The life of a client, without its calls."""
+
+    def __init__(self, stores: Stores, settings: Settings, runtime: Runtime, maintenance: bool) -> None:
+        self._services = Services(stores, settings, runtime, maintenance)
+        self._shards, self._stack = self._services.shards, self._services.stack
+        self._calls = self._services.calls
+
+    async def aclose(self) -> None:
+        """Close every handle, and release the resources of the client. Idempotent; goes on in the background
+        if the caller is cancelled. Raises, at the end, what the closing of a subscription raises."""
+        if self._closing is None or not self._closing.done():
+            self._calls.check_place()
+        await self._close_once(self._services.close)
+        self._services.raise_failed()
 
 
 def _waiting_in_tables(services: ref[Services]) -> int:
