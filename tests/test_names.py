@@ -50,7 +50,7 @@ VAGUE = frozenset(
 UNTIDY = frozenset(
     {"__init__.py", "backup", "base", "cli", "client", "compact", "demo", "erase", "fastapi", "gc"}
     | {"indexed", "maintenance", "measure", "parts", "read", "shard", "spark", "stash", "state", "storage"}
-    | {"subscription", "table", "testing", "web", "write"}
+    | {"subscription", "table", "testing", "web"}
 )
 
 # Names of others, which no code here uses: of Postgres, S3, Parquet, Python, Java and the tools in the docs.

@@ -21,7 +21,7 @@ from aiopersist.subscription.joint import JointAck, JointAcks, acknowledging
 from aiopersist.subscription.order import Acknowledging
 from aiopersist.subscription.share import Share, within_share
 from aiopersist.subscription.step import StepMark, SubscriptionStep, mark_of
-from aiopersist.write.append_many import Append, append_with, taken_append
+from aiopersist.write.append_many import Append, append_with, with_copied_updates
 
 S = TypeVar("S", bound=SubscriptionStep)
 
@@ -102,7 +102,7 @@ class Subscription(Resource, Generic[S]):
         `Client.compare_and_append_many`."""
         with self._scope.call():
             acks = [JointAck(self._consumer, self._mark(step))]
-            given = [taken_append(append) for append in appends]
+            given = [with_copied_updates(append) for append in appends]
             with acknowledging(acks) as call:
                 await call.turn()
                 async with self._consumer.turn:

@@ -1,15 +1,13 @@
 """The steps of an append, of one handle or of several at one moment.
 
-1. *Prepare*, before the handle's turn: take and check the rows and upload whole parts, or claim the staged
-   batches.
-2. *Stage*, in the turn, once an earlier append of the handle is settled: return early from a repeat or a
-   mismatch, by frontiers and transaction numbers, which never go back, before the rest is uploaded; and make
-   the command.
-3. *Commit* (`commit_staged`). An obstacle is repaired, and the same append is tried again. After a lease that
-   ran out, the parts that were uploaded under it are copied to another writer (`parts/copies.py`); a state
-   without room for more inline parts is flushed.
-4. *Tidy up* by the outcome: delete the parts of a refused append, which no state names. If the caller is not
-   told the outcome, the session keeps the append for `settle`.
+1. *Prepare*, before the handle's turn: check the rows and upload whole parts, or claim the staged batches.
+2. *Stage*, in the turn, after an earlier append of the handle is settled. Frontiers and transaction numbers
+   never go back, so a repeat or a mismatch returns early, before the last upload. Then make the command.
+3. *Commit* (`commit_staged`). Remove an obstacle, and try the same append again. If the lease of the writer
+   ran out, copy its uploaded parts to another writer (`parts/copies.py`). If the state has no room for more
+   inline parts, flush them.
+4. *Tidy up* by the outcome: delete the parts of a refused append, which no state names. If the caller did not
+   get the outcome, the session keeps the append for `settle`.
 """
 
 import asyncio
@@ -29,8 +27,8 @@ from aiopersist.write.pending import OfHandle, PendingAppend, wait_briefly
 def append_all(
     appends: Sequence[PendingAppend], joined: Sequence[Attempt] = (), *, apart: bool = True
 ) -> Awaitable[None]:
-    """Make all appends at one moment, or none; they are of different shards. The `joined` commands, of other
-    shards, share the commit; their attempts are for the caller to settle. `apart`: as `commit_all`."""
+    """Make all appends at one moment, or none. Each is of another shard. The `joined` attempts, of further
+    shards, share the commit; the caller settles these. `apart`: as in `commit_all`."""
     stack = (appends[0].session.shard if appends else joined[0].register).stack
     if stack.tracing.on:
         return _append_within_span(stack.tracing, appends, joined, apart)
@@ -48,7 +46,7 @@ async def _append_within_span(
 async def _append_until_done(
     appends: Sequence[PendingAppend], joined: Sequence[Attempt], apart: bool
 ) -> None:
-    """Append; begin again after a lease that ran out."""
+    """Append; begin again if the parts of a writer were lost after its lease."""
     lost = 0
     while True:
         try:
@@ -60,7 +58,7 @@ async def _append_until_done(
             finally:
                 if deletions := [task for append in appends for task in append.release()]:
                     await wait_briefly(deletions)
-        except (asyncio.CancelledError, Indeterminate):  # also a cancellation while it tidied up
+        except (asyncio.CancelledError, Indeterminate):  # also a cancellation during the release
             for append in appends:
                 append.session.unsettled, append.updates = append, None
             raise
@@ -68,7 +66,7 @@ async def _append_until_done(
             (shard,) = {a.session.shard for a in appends if a.session.shard.id == error.shard_id}
             fairness.refused(shard.register, error.expected)
             raise
-        except PartsExpired:  # and the parts were swept before they could be copied
+        except PartsExpired:  # the sweep deleted the parts before `repair` could copy them
             lost += 1
             if lost == LOST_MAX or not all(append.can_begin_again for append in appends):
                 raise
@@ -96,8 +94,8 @@ async def _append_in_turns(appends: Sequence[PendingAppend], joined: Sequence[At
 async def commit_staged(
     appends: Sequence[PendingAppend], joined: Sequence[Attempt] = (), *, apart: bool = True
 ) -> list[Appended]:
-    """Commit all of them at one moment, or none, and what is `joined`. Each knows its outcome, or that it is
-    to be settled. `apart`: as `commit_all`."""
+    """Commit all appends and the `joined` attempts at one moment, or none. Each append then has its outcome,
+    or is pending. `apart`: as in `commit_all`."""
     while True:
         attempts = [append.attempt() for append in appends]
         try:
@@ -106,7 +104,7 @@ async def commit_staged(
             for append in appends:
                 append.unanswered()
             if isinstance(error, AlreadyAppended):
-                _mark_spent(appends)
+                _mark_consumed(appends)
             if not isinstance(error, PartsExpired | LeaseExpired | NoRoom):
                 raise
             (at_fault,) = (a for a in appends if a.session.shard.id == error.shard_id)
@@ -118,10 +116,10 @@ async def commit_staged(
         return results
 
 
-def _mark_spent(appends: Sequence[PendingAppend]) -> None:
-    """Mark the batches that were appended or deleted elsewhere."""
+def _mark_consumed(appends: Sequence[PendingAppend]) -> None:
+    """Mark the batches that another process appended or deleted."""
     for append in appends:
         state = append.session.shard.state
         for batch in append.batches:
             if is_spent(state, batch.registration.writer, batch.id):
-                batch.spent_elsewhere()
+                batch.consumed_elsewhere()

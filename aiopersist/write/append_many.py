@@ -30,15 +30,15 @@ class Append(NamedTuple):
     new_upper: Antichain | Time
 
 
-def taken_append(append: Append) -> Append:
-    """The append, with its updates as they are now: their owner may change them while others go first."""
+def with_copied_updates(append: Append) -> Append:
+    """The append with a copy of its updates: their owner may change them while earlier appends run."""
     append = Append(*append)
     return append._replace(updates=own_copy(append.updates))
 
 
 async def append_to_many(appends: Sequence[Append], stack: Stack) -> None:
     """See `Client.compare_and_append_many`."""
-    with _taken(appends, stack) as pending:
+    with _pending_appends(appends, stack) as pending:
         if pending:
             await append_all(pending)
 
@@ -46,9 +46,9 @@ async def append_to_many(appends: Sequence[Append], stack: Stack) -> None:
 async def append_with(
     appends: Sequence[Append], shard: Shard, acks: tuple[Ack, ...], joined: Attempt
 ) -> None:
-    """Append, and acknowledge in the same commit, in `shard`: if one of the appends is to that shard, as a
-    part of it; else by what is `joined`."""
-    with _taken(appends, shard.stack) as pending:
+    """Append, and acknowledge in `shard` in the same commit. If an append goes to `shard`, that append
+    carries `acks`; else the attempt `joined` does."""
+    with _pending_appends(appends, shard.stack) as pending:
         same = [one for one in pending if one.session.shard is shard]
         for one in same:
             one.acks = acks
@@ -56,7 +56,7 @@ async def append_with(
 
 
 @contextmanager
-def _taken(appends: Sequence[Append], stack: Stack) -> Iterator[list[PendingAppend]]:
+def _pending_appends(appends: Sequence[Append], stack: Stack) -> Iterator[list[PendingAppend]]:
     """The appends, checked, within calls of their writers."""
     appends = [Append(*append) for append in appends]
     _check(appends, stack)

@@ -1,5 +1,5 @@
-"""Makes one hollow batch of the staged batches of an append: which may be appended where, and which parts
-the bounds of the append cut. Pure."""
+"""Makes one hollow batch of the staged batches of an append: checks their bounds, and truncates their parts.
+Pure."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,9 +20,9 @@ class AppendableBatch(NamedTuple):
 def check_append(batches: Sequence[AppendableBatch], lower: Antichain, upper: Antichain) -> None:
     """`InvalidUsage` unless these batches may be appended to `[lower, upper)`.
 
-    With one rewritten batch, stricter rules hold for all. Its times are at or beyond its rewrite frontier,
-    whatever the bounds of the append, so truncation cannot tell which of them belong. Therefore the append
-    must end where every batch ends, and begin no later than their times."""
+    If one batch was rewritten, stricter rules hold for all. Its times are at or beyond its rewrite frontier,
+    whatever the bounds of the append, so truncation cannot select the right ones. Therefore the append must
+    end where every batch ends, and begin no later than their times."""
     if any(b.rewrite is not None for b in batches):
         for b in batches:
             _check_rewritten(b.batch, lower, upper)
@@ -43,13 +43,13 @@ def check_append(batches: Sequence[AppendableBatch], lower: Antichain, upper: An
 
 def _check_rewritten(batch: HollowBatch, lower: Antichain, upper: Antichain) -> None:
     if batch.upper != upper:
-        raise _rewrite(f"the append ends at {upper}, a batch at {batch.upper}")
+        raise _invalid_rewrite(f"the append ends at {upper}, a batch at {batch.upper}")
     for part in batch.parts:
-        if not lower <= _floor(batch, part):
-            raise _rewrite(f"the append begins at {lower}, beyond the times of a part, {_floor(batch, part)}")
+        if not lower <= (floor := _floor(batch, part)):
+            raise _invalid_rewrite(f"the append begins at {lower}, beyond the times of a part, {floor}")
 
 
-def _rewrite(reason: str) -> InvalidUsage:
+def _invalid_rewrite(reason: str) -> InvalidUsage:
     text = f"with rewritten batches: {reason}"
     return InvalidUsage(UsageKind.INVALID_REWRITE, text, reason=reason)
 
@@ -62,7 +62,7 @@ def _floor(batch: HollowBatch, part: HollowPart) -> Antichain:
 def assembled(
     batches: Sequence[AppendableBatch], lower: Antichain, upper: Antichain, since: Antichain
 ) -> HollowBatch:
-    """One batch of `[lower, upper)` with the parts of all batches. Each of them begins a new run."""
+    """One batch of `[lower, upper)` with the parts of all batches. Each batch begins a new run."""
     parts: list[HollowPart] = []
     runs: list[int] = []
     for b in batches:
@@ -74,6 +74,6 @@ def assembled(
 
 
 def _truncated(batch: HollowBatch, part: HollowPart, lower: Antichain, upper: Antichain) -> HollowPart:
-    """The part, marked if it may hold times outside of the bounds."""
+    """The part, marked as truncated if it may have times outside of the bounds."""
     within = lower <= _floor(batch, part) and batch.upper <= upper
     return part if within else part.replace(truncated=(lower, upper))

@@ -1,6 +1,6 @@
-"""Staged batches: parts that lie in the blob store, or in memory if small, and that no state names yet.
+"""Staged batches: parts in the blob store, or in memory if small, that no state names yet.
 
-`staged.py` says what keeps a batch from being appended twice, or deleted after an append.
+`staged.py` prevents a second append of a batch, and a deletion after an append.
 """
 
 import asyncio
@@ -46,8 +46,8 @@ class Part:
 
     @cached_property
     def key_lower(self) -> Any:
-        """A value of the key's type at or before the least key, which may be cut short; `None` where Python
-        has no such value."""
+        """A lower bound of the keys, perhaps shortened, of the key's type; `None` if Python has no value for
+        it."""
         stored = self._hollow.key_lower
         if self._hollow.inline is not None:
             stored = key_lower(self._table())
@@ -81,7 +81,7 @@ def inline_table(part: HollowPart, shard: Shard) -> Any:
 
 
 class Batch:
-    """A staged batch: append it, delete it, or hand it over. `w.batch` and builders make batches."""
+    """A staged batch, made by `w.batch` or a builder: append it, delete it, or hand it over."""
 
     def __init__(self, staged: StagedBatch) -> None:
         self._staged = staged
@@ -106,7 +106,7 @@ class Batch:
 
     @property
     def runs(self) -> tuple[int, ...]:
-        """Index of the first part of every run but the first. The parts of a run are in order."""
+        """Index of the first part of each run after the first. The parts of a run are in order."""
         return self._staged.hollow.runs
 
     @property
@@ -114,8 +114,8 @@ class Batch:
         return tuple(Part(part, self._staged.context) for part in self._staged.hollow.parts)
 
     def rewrite_ts(self, frontier: Antichain | Time, new_upper: Antichain | Time) -> None:
-        """Advance every time to `frontier` when it is read, and end at `new_upper`: for data whose time is
-        decided last. Changes metadata only. `INVALID_REWRITE` if the frontier or the upper goes back, or
+        """Advance all times to `frontier` at each read, and end the batch at `new_upper`: for data whose time
+        is decided last. Changes metadata only. `INVALID_REWRITE` if the frontier or the upper goes back, or
         unless `lower <= frontier < new_upper`; `INVALID_TIME` for product times."""
         staged, schema = self._staged, self._staged.context.schema
         staged.check_free()
@@ -138,15 +138,15 @@ class Batch:
         return self._staged.usage_error(UsageKind.INVALID_REWRITE, reason, reason=reason)
 
     async def delete(self) -> None:
-        """Delete its blobs, each once, and consume it. `AlreadyAppended` if it was handed over and appended
-        (or deleted) elsewhere: then nothing is deleted. One request for up to a thousand blobs; one
-        commit more for a batch that was handed over. Goes on if the caller is cancelled."""
+        """Delete its blobs and consume it. `AlreadyAppended`, with nothing deleted, if another process got
+        the batch and appended or deleted it. One request for up to a thousand blobs; one commit more for a
+        batch that was handed over. Continues if the caller is cancelled."""
         with self._staged.context.scope.call():
             await self._staged.delete()
 
     async def flush_to_blob(self) -> None:
-        """Turn an inline part into a blob; its rewrite frontier stays. One request; none if no part is
-        inline."""
+        """Write an inline part to a blob; it keeps its rewrite frontier. One request; none without an inline
+        part."""
         staged = self._staged
         with staged.context.scope.call():
             staged.claim()
@@ -154,9 +154,9 @@ class Batch:
             await asyncio.shield(supervisor.spawn(_flush(staged), "flush a batch to a blob"))
 
     def to_transmittable(self) -> bytes:
-        """The batch as bytes, with inline data but without its blobs, for `w.batch_from_transmittable`
-        anywhere. Consumes the batch: the process that restores it owns it. Keep its writer open until then,
-        or the registration ends with its lease."""
+        """The batch as bytes, with inline data but without its blobs, for `w.batch_from_transmittable` in any
+        process. Consumes the batch: the process that restores it owns it. Keep its writer open until then;
+        else the registration ends with its lease."""
         staged = self._staged
         staged.check_free()
         value = Transmittable(
@@ -179,20 +179,21 @@ class Batch:
 
 
 def inside(batch: Batch) -> StagedBatch:
-    """The inside of a batch, for the library's own calls."""
+    """The inside of a batch, for calls of the library."""
     return batch._staged
 
 
 def rebound(batch: Batch, lower: Antichain, upper: Antichain) -> None:
-    """Change the bounds of a free batch to `[lower, upper)`, which the caller knows to hold all its times."""
+    """Change the bounds of a free batch to `[lower, upper)`. The caller knows that all its times lie
+    there."""
     staged = batch._staged
     staged.check_free()
     staged.hollow = staged.hollow.replace(lower=lower, upper=upper)
 
 
 async def discard_all(batches: Sequence[Batch]) -> None:
-    """Delete those that are free: neither appended nor perhaps appended. One commit for all, if any was
-    handed over; after a failure the sweep deletes them. Goes on if the caller is cancelled."""
+    """Delete those that are free. One commit for all, if any was handed over; after a failure the sweep
+    deletes them. Continues if the caller is cancelled."""
     if free := claim_free([batch._staged for batch in batches]):
         await asyncio.wait([delete_all(free)])
 
@@ -205,8 +206,8 @@ def _library() -> str:
 async def _flush(batch: StagedBatch) -> None:
     try:
         if any(part.inline is not None for part in batch.hollow.parts):
-            (part,) = batch.hollow.parts  # an inline part is the only one
-            (flushed,) = await _uploaded(batch, part)  # and an upload of one blob is never cut
+            (part,) = batch.hollow.parts  # a batch with an inline part has no other
+            (flushed,) = await _uploaded(batch, part)  # `one_blob`: it stays one part
             batch.hollow = batch.hollow.replace(parts=(flushed.replace(rewrite=part.rewrite),))
     finally:
         batch.unclaim()

@@ -42,8 +42,8 @@ def _value(batch: StagedBatch) -> AppendableBatch:
 
 
 def _distinct(batches: Sequence[Batch], session: OfHandle) -> list[StagedBatch]:
-    """The batches, which must be free, of this shard, and named once each."""
-    found: dict[str, StagedBatch] = {}
+    """The batches; each must be free, of this shard, and listed once."""
+    by_id: dict[str, StagedBatch] = {}
     for batch in batches:
         if not isinstance(batch, Batch):
             raise TypeError(f"{shown(batch)} is not an aiopersist.Batch")
@@ -52,7 +52,7 @@ def _distinct(batches: Sequence[Batch], session: OfHandle) -> list[StagedBatch]:
         if batch.shard_id != session.shard.id:
             text = f"batch {batch.id} is of shard {batch.shard_id}, not of {session.shard.id}"
             raise InvalidUsage(UsageKind.BATCH_NOT_FROM_THIS_SHARD, text)
-        if batch.id in found:
-            raise InvalidUsage(UsageKind.CONSUMED, f"batch {batch.id} is there twice")
-        found[batch.id] = staged
-    return list(found.values())
+        if batch.id in by_id:
+            raise InvalidUsage(UsageKind.CONSUMED, f"batch {batch.id} is listed twice")
+        by_id[batch.id] = staged
+    return list(by_id.values())

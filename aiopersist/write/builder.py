@@ -1,4 +1,4 @@
-"""The batch builder: it takes a batch of any size, update by update, in bounded memory."""
+"""The batch builder: makes a batch of any size, update by update, in bounded memory."""
 
 import asyncio
 from collections.abc import Mapping
@@ -21,23 +21,23 @@ class Added(StrEnum):
     RECORD = "RECORD"
     """It is buffered."""
     RECORD_AND_PARTS = "RECORD_AND_PARTS"
-    """It is added, and with it the buffer became one or more parts."""
+    """It is added, and the full buffer became one or more parts."""
 
 
 class BatchBuilder(Resource):
     """Takes updates, uploads parts in the background, and makes one `Batch` of them.
 
-    Serves many tasks; their calls take turns. Memory does not grow with the batch: it is about
-    `settings.batch_builder_max_outstanding_parts` plus two, times `settings.blob_target_size`, and the
-    memory that allocators keep. A builder that fails, or is closed without `finish`, deletes its parts.
+    Serves many tasks; their calls take turns. Memory does not grow with the batch: about
+    `settings.batch_builder_max_outstanding_parts` + 2 times `settings.blob_target_size`, and what allocators
+    keep. A builder that fails, or closes without `finish`, deletes its parts.
     """
 
     def __init__(
         self, context: StagingContext, scope: Scope, registration: Registration, lower: Antichain
     ) -> None:
         self._context = context
-        self._trace: Mapping[str, str] = {}  # that of the process that lent the writer
-        self._registration = registration  # released as the builder closes
+        self._trace: Mapping[str, str] = {}  # of the process that lent the writer
+        self._registration = registration  # `_close` releases it
         self._upload = context.upload(lower, registration)
         self._turn = asyncio.Lock()
         self._finished = False
@@ -65,9 +65,9 @@ class BatchBuilder(Resource):
         return self._upload.write_stalls
 
     async def add(self, key: Any, val: Any, time: Time, diff: int) -> Added:
-        """Add one update. Waits while too many parts are in flight. After `InvalidUpdate` or
-        `UPDATE_NOT_BEYOND_LOWER` nothing is changed, and the builder goes on; the error of an upload closes
-        it. A call that is cancelled while it waits may or may not have added the update."""
+        """Add one update. Waits while too many parts are in flight. `InvalidUpdate` and
+        `UPDATE_NOT_BEYOND_LOWER` change nothing; the error of an upload closes the builder. A call that is
+        cancelled while it waits may or may not have added the update."""
         self._check_not_finished()
         with self._scope.call():
             async with self._turn:
@@ -86,9 +86,9 @@ class BatchBuilder(Resource):
                 return Added.RECORD if self._parts == before else Added.RECORD_AND_PARTS
 
     async def extend(self, updates: Any) -> None:
-        """Add many: rows, Arrow data, or an iterator or async iterator of either. Input that is refused
-        before any of it was taken changes nothing. A call that is refused or cancelled later closes the
-        builder: a part of the input must not pass for all of it."""
+        """Add rows, Arrow data, or an iterator or async iterator of either. An error before the first row was
+        added changes nothing. A later error or cancellation closes the builder, since a part of the input
+        must not pass for all of it."""
         self._check_not_finished()
         with self._scope.call():
             updates = own_copy(updates)
@@ -104,9 +104,9 @@ class BatchBuilder(Resource):
                     raise
 
     async def finish(self, upper: Antichain | Time) -> Batch:
-        """The batch, once all parts are uploaded. `INVALID_BOUNDS` if `upper` is not at or beyond the lower,
-        `UPDATE_BEYOND_UPPER` if a time that was added is at or beyond `upper`. After any error the builder
-        is closed, and its parts are deleted."""
+        """The batch, once all parts are uploaded. `INVALID_BOUNDS` unless `lower <= upper`,
+        `UPDATE_BEYOND_UPPER` if an added time is at or beyond `upper`. Any error closes the builder and
+        deletes its parts."""
         self._check_not_finished()
         shard = self._context.shard
         with shard.stack.tracing.span("batch", shard.known_as, self._trace), self._scope.call():
@@ -125,8 +125,8 @@ class BatchBuilder(Resource):
                 return batch
 
     async def aclose(self) -> None:
-        """Close the builder, and delete its parts, unless it is finished; in the background, if the
-        caller is cancelled or uploads in flight take long. Idempotent."""
+        """Close the builder; delete its parts unless it is finished. The deletion continues in the background
+        if the caller is cancelled or uploads take long. Idempotent."""
         self._scope.close()
         deletion, task = self._deletion, asyncio.current_task()
         if deletion is not None and not deletion.done() and not (task and task.cancelling()):

@@ -31,8 +31,8 @@ def check_bounds(
 
 
 def check_no_table(shard: Shard) -> None:
-    """`InvalidUsage` of kind `NOT_A_TABLE` if the shard, whose state is known, is a table: its writers are
-    those who keep one value per key."""
+    """`InvalidUsage` of kind `NOT_A_TABLE` if the shard, whose state this process has, is a table: only table
+    handles write to it, since they keep one value per key."""
     if shard.state.table:
         text = f"{shard.label} is a table: open it with client.table, which keeps one val per key"
         raise InvalidUsage(UsageKind.NOT_A_TABLE, text, shard_id=shard.id)
@@ -41,7 +41,7 @@ def check_no_table(shard: Shard) -> None:
 def check_marks(
     txn: Txn | None, once: str | None, settings: Settings, time_length: int | None = None
 ) -> tuple[dict[str, int], Once]:
-    """What a call is known again by, as commits record it. Errors as of `check_txn` and `check_once`."""
+    """The marks by which a commit recognizes a repeated call. Errors of `check_txn` and `check_once`."""
     if txn is None and once is None:
         return {}, UNMARKED
     return check_txn(txn), check_once(once, txn, settings, time_length)
@@ -60,16 +60,16 @@ def check_txn(txn: Txn | None) -> dict[str, int]:
 
 
 def check_once(once: str | None, txn: Txn | None, settings: Settings, time_length: int | None = None) -> Once:
-    """`once` as appends record it; `InvalidUsage` of kind `INVALID_TXN` if it is no text of 1 to 256 bytes,
-    if there is a `txn` too, or for product times."""
+    """`once` as appends record it; `InvalidUsage` of kind `INVALID_TXN` unless it is text of 1 to 256 bytes,
+    without a `txn`, and times are ints."""
     if once is None:
         return UNMARKED
     if not is_text(once) or len(once.encode()) > ONCE_BYTES_MAX:
-        text = f"{shown(once)} is no id for once=: text of 1 to {ONCE_BYTES_MAX} bytes is"
+        text = f"once={shown(once)} is not text of 1 to {ONCE_BYTES_MAX} bytes"
     elif txn is not None:
         text = f"once={shown(once)} and txn={txn!r}: give one of them"
     elif time_length is not None:
-        text = f"once={shown(once)} needs int times, since a repeat returns one; these are product times"
+        text = f"once={shown(once)} needs int times, since a repeat returns a time; these are product times"
     else:
         return Once((hash_of(once),), settings.once_keep_s)
     raise InvalidUsage(UsageKind.INVALID_TXN, text, once=once)

@@ -1,12 +1,10 @@
 """Group commit of `write`: calls on one handle that wait at the same moment share one commit.
 
-Each call checks its own rows, so a bad call fails alone. Then it queues; a task of the client, one per
-handle, takes all calls that wait and commits them as one batch at one time. A cancelled call takes nothing
-from the others: if its rows were not taken yet they are withdrawn, else they share the outcome of their
-group, which `settle` returns.
+Each call checks its own rows, so only the bad call fails. Then it queues. One task per handle takes all
+waiting calls and commits them as one batch at one time. A cancelled call does not disturb the others: if it
+still waits, it is withdrawn; else it has the outcome of its group, which `settle` returns.
 
-Thousands may wait at one moment, so they are worked on in slices (`_slices`), and other tasks have their turn
-of the loop in between.
+Thousands may wait at one moment. So the task works in slices (`_slices`), and other tasks run in between.
 """
 
 import asyncio
@@ -46,31 +44,31 @@ from aiopersist.write.append import commit_staged
 from aiopersist.write.pending import PendingAppend
 from aiopersist.write.session import Session
 
-CALLS_AT_ONCE = 256  # in one turn of the loop: under a millisecond
-NUMBERS_MAX = 512  # transactions in a commit: each is a record of its version, which one turn makes
+CALLS_AT_ONCE = 256  # in one turn of the event loop: under a millisecond
+MARKS_MAX = 512  # calls with `txn` or `once` in a commit: each is a record of its version, made in one turn
 
 
 class _WaitingWrite:
-    """One `write` that waits: an `UnsettledCall` once its caller is gone."""
+    """One waiting `write`: an `UnsettledCall` after its caller was cancelled."""
 
     def __init__(self, session: Session, transactions: Mapping[str, int], once: Once) -> None:
         self.transactions = transactions
         self.once = once
         self.append = PendingAppend(session)
-        """Of the group that took it last."""
+        """The append of the last group that took it."""
         self.decided: asyncio.Future[None] | None = None
         self.time: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """Only its caller awaits it: it is cancelled if the caller is."""
+        """Only its caller awaits it, so the caller's cancellation cancels it."""
         self.rows: Sequence[tuple[Any, Any, int]] = ()
-        """A few plain rows, each with its diff: rows of all calls of a group become columns together."""
+        """A few plain rows, each with its diff. The rows of all calls of a group become columns together."""
         self.table: pa.Table | None = None
-        """Any other rows, as columns."""
+        """All other rows, as columns."""
         self.queued = False
         self.is_decided = False
         self.origin: Any = None
-        """Where its caller stands in its trace."""
+        """The position of its caller in a trace."""
         self.abandoned = False
-        """Whether its caller is gone: no further group takes it."""
+        """Whether its caller was cancelled: no further group takes it."""
 
     @property
     def has_rows(self) -> bool:
@@ -78,13 +76,13 @@ class _WaitingWrite:
         return bool(self.rows) or (self.table is not None and self.table.num_rows > 0)
 
     def abandon(self, *, withdrawn: bool) -> None:
-        """Its caller goes away. Unless it was `withdrawn` in time, its group may yet decide it."""
+        """Its caller is cancelled. Unless it was `withdrawn` in time, its group may still decide it."""
         self.abandoned = True
         if not withdrawn and not self.is_decided:
             self.decided = asyncio.get_running_loop().create_future()
 
     def decide(self) -> None:
-        """Its outcome is decided, as far as it can be without settling."""
+        """Its outcome is decided, except for settling."""
         self.is_decided = True
         if self.decided is not None and not self.decided.done():
             self.decided.set_result(None)
@@ -142,7 +140,8 @@ class Combiner:
         return await call.time
 
     async def _converted(self, rows: Any, diff: int) -> "pa.Table":
-        """The rows as columns, checked: a sequence, Arrow data, an iterator or async iterator of either."""
+        """The checked rows as columns, from a sequence, Arrow data, an iterator or async iterator of
+        either."""
         if is_small(rows):
             return self._table([rows], diff)
         stack, rows = self._shard.stack, own_copy(rows)
@@ -153,11 +152,11 @@ class Combiner:
         in_chunks = chunks_as_they_come if isinstance(rows, AsyncIterable) else chunks_on_a_thread
         return await self._in_chunks(in_chunks(rows), diff)
 
-    async def _in_chunks(self, given: AsyncGenerator[Any, None], diff: int) -> "pa.Table":
-        """The columns of the rows. Each chunk is converted before the next is asked for: an iterator may fill
-        the same memory again."""
+    async def _in_chunks(self, source: AsyncGenerator[Any, None], diff: int) -> "pa.Table":
+        """The columns of the rows. Converts each chunk before it asks for the next: an iterator may fill the
+        same memory again."""
         tables, count = [], 0
-        async with aclosing(given) as chunks:
+        async with aclosing(source) as chunks:
             async for chunk in chunks:
                 small, work = is_small(chunk), partial(self._columns, diff, chunk, count)
                 tables.append(work() if small else await self._shard.stack.compute(work))
@@ -186,31 +185,31 @@ class Combiner:
             finally:
                 self._session.end_turn()
         except BaseException as error:
-            # Without a group the turn did not even begin: all calls that wait for it get the error.
+            # Without a group the turn did not begin: all waiting calls get the error.
             await self._answer(group or self._queue.take(), error)
             if not isinstance(error, Exception):
                 raise
 
     def _take(self) -> list[_WaitingWrite]:
-        """All calls that wait, or as many as one commit may have."""
-        calls = numbers = 0
+        """All waiting calls, or as many as one commit may have."""
+        calls = marked = 0
         for call in self._queue.waiting:
             if call.transactions or call.once.hashes:
-                numbers += 1
-                if numbers > NUMBERS_MAX:
+                marked += 1
+                if marked > MARKS_MAX:
                     break
             calls += 1
         return self._queue.take(calls)
 
     async def _slices(self, calls: Sequence[_WaitingWrite]) -> AsyncIterator[Sequence[_WaitingWrite]]:
-        """`calls` in slices. Other tasks have a turn of the loop between two of them."""
+        """`calls` in slices. Other tasks run between two of them."""
         for start in range(0, len(calls), CALLS_AT_ONCE):
             if start:
                 await self._shard.stack.runtime.sleep(0)
             yield calls[start : start + CALLS_AT_ONCE]
 
     async def _answer(self, calls: Sequence[_WaitingWrite], outcome: "int | BaseException") -> None:
-        """Answer all of them, except those that wait again."""
+        """Answer `calls`, except those that wait again."""
 
         def answer(call: _WaitingWrite) -> None:
             if call not in self._queue.waiting:
@@ -225,10 +224,10 @@ class Combiner:
             upper = self._shard.state.upper
             if not upper.elements:
                 current = (await self._shard.open()).upper
-                raise UpperMismatch(Antichain(0), current, shard_id=self._shard.id)  # any int was expected
+                raise UpperMismatch(Antichain(0), current, shard_id=self._shard.id)  # 0 stands for any int
             try:
                 done = await self._append(group, upper)
-            except PartsExpired:  # and the parts were swept before they could be copied
+            except PartsExpired:  # the sweep deleted the parts before `repair` could copy them
                 lost += 1
                 if lost == LOST_MAX:
                     raise
@@ -277,13 +276,13 @@ class Combiner:
             await pending.tidy()
 
     def _inline(self, group: list[_WaitingWrite], upper: Antichain, time: int) -> HollowBatch | None:
-        """The rows of all calls at that time, if they are few and plain."""
+        """The rows of all calls at that time as an inline batch, if they are few and plain."""
         if len(group) > TINY_ROWS or any(call.table is not None for call in group):
             return None
         return self._session.context.inline(_rows_of(group, time), upper, successor(time))
 
     async def _upload(self, upload: Upload, group: list[_WaitingWrite], time: int) -> None:
-        """Take the rows of all calls, at that time."""
+        """Upload the rows of all calls at that time."""
         async for calls in self._slices(group):
             if rows := _rows_of(calls, time):
                 await upload.take(rows)
@@ -291,14 +290,14 @@ class Combiner:
                 await upload.add(at_time(joined(tables, self._schema), time, self._schema))
 
     async def time(self, upper: Antichain) -> int:
-        """The time of a group that is committed at `upper`, unless the upper or the clock moves on."""
+        """The time of a group that commits at `upper`, unless the upper or the clock moves on."""
         state = self._shard.state
         now = await self._shard.register.now() if state.is_wall else 0.0
         return time_of_write(upper, state, Context(now=now, seen=self._shard.stack.clock.seen))
 
     async def _without_new_apps(self, group: list[_WaitingWrite], error: InvalidUsage) -> list[_WaitingWrite]:
-        """The calls of `group` whose application ids the shard has room for; the others fail with `error`."""
-        state, rest = self._shard.state, list[_WaitingWrite]()
+        """The calls of `group` for whose application ids the shard has room; the others fail with `error`."""
+        state, accepted = self._shard.state, list[_WaitingWrite]()
         room = self._shard.stack.settings.txn_ids_max - len(state.transactions)
         async for calls in self._slices(group):
             for call in calls:
@@ -307,13 +306,13 @@ class Combiner:
                     call.answer(copy(error))
                 else:
                     room -= new
-                    rest.append(call)
-        return rest
+                    accepted.append(call)
+        return accepted
 
     async def _without_repeats(self, group: list[_WaitingWrite]) -> list[_WaitingWrite]:
-        """The calls that are still to be committed. A group has one call of each application, and of each id
-        of `once=`: later ones wait for the next group, which finds out whether they are repeats."""
-        rest: list[_WaitingWrite] = []
+        """The calls that must still commit. A group has one call of each application and of each id of
+        `once=`. Later ones wait for the next group, which sees whether they are repeats."""
+        remaining: list[_WaitingWrite] = []
         apps: set[str] = set()
         now = await self._shard.register.now() if any(call.once.hashes for call in group) else 0.0
         async for calls in self._slices(group):
@@ -325,10 +324,10 @@ class Combiner:
                     call.answer(repeat.time)
                 elif apps.isdisjoint(call.transactions) and apps.isdisjoint(call.once.hashes):
                     apps.update(call.transactions, call.once.hashes)
-                    rest.append(call)
+                    remaining.append(call)
                 else:
                     self._queue.waiting[call] = None
-        return rest
+        return remaining
 
 
 def _rows_of(calls: Sequence[_WaitingWrite], time: int) -> list[tuple[Any, Any, int, int]]:

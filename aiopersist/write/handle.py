@@ -1,8 +1,8 @@
-"""The write handle: append by compare-and-append, and learn the outcome.
+"""The write handle: appends by compare-and-append, and their outcomes.
 
-A call checks its bounds and the form of `txn` without any I/O. `append.py` has the steps that follow,
-`session.py` what they share. `combine.py` takes these steps once for all calls of `write` that wait.
-`builder.py` and `batch.py` stage without a commit.
+A call checks its bounds and its `txn` without any I/O. `append.py` has the steps that follow, `session.py`
+the state that they share. `combine.py` takes these steps once for all waiting calls of `write`. `builder.py`
+and `batch.py` stage batches without a commit.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ class WriteHandle(Resource, Generic[K, V]):
         if not tables:
             check_no_table(shard)
         if clock is not None and state.clock is not clock:
-            text = f"{shard.label} has a {state.clock} clock, not a {clock} one: it is set once, at creation"
+            text = f"{shard.label} has a {state.clock} clock, not a {clock} one; creation sets it for good"
             raise InvalidUsage(UsageKind.INVALID_CLOCK, text, shard_id=shard.id, clock=clock)
         schema = shard.as_stored(schema)
         session = Session(StagingContext(shard, schema, shard.schema_id(schema), scope))
@@ -90,21 +90,21 @@ class WriteHandle(Resource, Generic[K, V]):
         return self._combiner.queueing
 
     async def fetch_recent_upper(self) -> Antichain:
-        """The shard's upper, by a linearizable read: one request. An append of this handle whose outcome is
-        not known is settled first."""
+        """The shard's upper, by a linearizable read: one request. Settles an append of this handle first if
+        its outcome is unknown."""
         with self._scope.call():
-            await self._session.settled()
+            await self._session.decided_call()
             return (await self._shard.open()).upper
 
     async def wait_for_upper_past(self, frontier: Antichain | Time) -> None:
-        """Return once `frontier < upper`, strictly. An append of this handle whose outcome is not known is
-        settled first."""
+        """Return once `frontier < upper`, strictly. Settles an append of this handle first if its outcome is
+        unknown."""
         with self._scope.call():
             past = check_frontier(frontier, self._schema)
             if not past.elements:
                 text = "no upper is past the empty frontier {}"
                 raise InvalidUsage(UsageKind.INVALID_TIME, text, time=past)
-            await self._session.settled()
+            await self._session.decided_call()
             await self._shard.register.wait(lambda state: True if past < state.upper else None)
 
     # --- appends ---------------------------------------------------------------------------------
@@ -120,14 +120,15 @@ class WriteHandle(Resource, Generic[K, V]):
         """Append `updates`, whose times lie in `[expected_upper, new_upper)`, iff the shard's upper is
         `expected_upper`; else `UpperMismatch`, and nothing is written. Atomic, and durable when it returns.
 
-        `txn=(app_id, number)` is for one producer that counts its appends. A number that was recorded before
-        succeeds and writes nothing, and so does any *smaller* number, recorded or not. So requests that may
-        overtake each other take `once=` instead: an id of 1 to 256 bytes of UTF-8. The shard remembers it for
-        `settings.once_keep_s`, or until 100,000 newer ones came; a repeat succeeds and writes nothing.
-        `INVALID_TXN` for another id, both at once, or product times.
+        `txn=(app_id, number)` is for one producer that counts its appends. The shard records the largest
+        number. An append with this number or a smaller one succeeds and writes nothing.
 
-        `INVALID_CLOCK` for what would move the upper of a wall clock more than `settings.clock_ahead_max_s`
-        beyond now, the empty frontier aside.
+        `once=` is for requests that may overtake each other: an id of 1 to 256 bytes of UTF-8. The shard
+        remembers it for `settings.once_keep_s`, or until 100,000 newer ids came. A repeat succeeds and writes
+        nothing. `INVALID_TXN` for an invalid id, for both arguments, or with product times.
+
+        `INVALID_CLOCK` if `new_upper` is more than `settings.clock_ahead_max_s` beyond now on a wall clock.
+        The empty frontier is allowed.
 
         Costs one compare-and-set, and one request per part if the data is not small."""
         await self._append(PendingAppend, updates, expected_upper, new_upper, txn, once)
@@ -135,18 +136,18 @@ class WriteHandle(Resource, Generic[K, V]):
     async def append(
         self, updates: GivenUpdates[K, V], lower: Antichain | Time, upper: Antichain | Time
     ) -> None:
-        """Append definite data that replicas of this writer append, too. Updates before the shard's upper
-        are dropped, so overlapping and repeated appends of the same data land once. `UpperMismatch` if the
-        upper is below `lower` or incomparable: there would be a gap. Costs as `compare_and_append`."""
+        """Append definite data that replicas of this writer append, too. Drops updates before the shard's
+        upper, so overlapping and repeated appends write the same data once. `UpperMismatch` if the upper is
+        below `lower` or incomparable: a gap would remain. Costs the same as `compare_and_append`."""
         await self._append(PendingAppend, updates, lower, upper, replica=True)
 
     async def write(
         self, rows: GivenRows[K, V], diff: int = 1, txn: Txn | None = None, once: str | None = None
     ) -> int:
         """Append `(key, val)` or `(key, val, diff)` rows at a time that the library picks, and return that
-        time: the upper; on a wall clock, now. Calls that wait at the same moment share one commit. Int times
-        only. `txn` and `once` as in `compare_and_append`; a repeat of `once` returns the time of the first
-        one, and an id is recorded also where there are no rows."""
+        time: the upper, or now on a wall clock. Calls that wait at the same moment share one commit. Int
+        times only. `txn` and `once` work as in `compare_and_append`; a repeat of `once` returns the first
+        time. An id is recorded even without rows."""
         warn_in_body(self._shard.stack, "WriteHandle.write", "tx.append")
         with self._scope.call():
             self._session.unsettled = None
@@ -156,10 +157,11 @@ class WriteHandle(Resource, Generic[K, V]):
         return check_marks(txn, once, self._shard.stack.settings, self._schema.time_length)
 
     async def settle(self) -> Committed | NotCommitted | None:
-        """The outcome of the last append of this handle that was cancelled, timed out or raised
-        `Indeterminate`; `None` if there was none since the last append began. `Indeterminate` if the outcome
-        cannot be known. A call that is cancelled before its first step, as by `asyncio.wait_for` with no time
-        left, never began: then this is still the outcome of the append before it."""
+        """The outcome of this handle's last append if that was cancelled, timed out or raised
+        `Indeterminate`; else `None`. Raises `Indeterminate` if nobody can know the outcome.
+
+        A call that is cancelled before its first step (`asyncio.wait_for` with a timeout of 0) never began.
+        Then `settle` still answers for the append before it."""
         with self._scope.call():
             return await self._session.outcome()
 
@@ -168,18 +170,19 @@ class WriteHandle(Resource, Generic[K, V]):
     async def batch(
         self, updates: GivenUpdates[K, V], lower: Antichain | Time, upper: Antichain | Time
     ) -> Batch:
-        """Stage `updates`, whose times lie in `[lower, upper)`, to be appended later, or by another process.
-        Parts are uploaded while the input is read; a small batch stays in memory. No commit."""
+        """Stage `updates`, whose times lie in `[lower, upper)`, for an append later or by another process.
+        Uploads parts while it reads the input; a small batch stays in memory. No commit."""
         with self._scope.call():
             bounds, context = check_bounds(lower, upper, self._schema), self._session.context
             inline = context.inline(updates, *bounds)
-            given = None if inline is not None else own_copy(updates)
+            if inline is None:
+                updates = own_copy(updates)
             registration = await self._session.begin_batch()
             upload = context.upload(bounds[0], registration)
             try:
                 if inline is not None:
                     return Batch(StagedBatch(context, registration, inline))
-                await upload.take(given)
+                await upload.take(updates)
                 upload.check_upper(bounds[1])
                 return Batch(StagedBatch(context, registration, await upload.finish(bounds[1])))
             except BaseException:
@@ -204,9 +207,9 @@ class WriteHandle(Resource, Generic[K, V]):
         return Opening(open_builder, "writer.builder(...)")
 
     def to_transmittable(self) -> bytes:
-        """This writer as bytes, so that other processes build batches under its registration
-        (`client.workers`). Keep the writer open until these are appended: once it is
-        closed they no longer can be. No request."""
+        """This writer as bytes: other processes build batches under its registration with
+        `client.workers`. Keep the writer open until these batches are appended; after that
+        they cannot be. No request."""
         self._scope.check()
         writer, schema_id = self.writer_id, self._session.context.schema_id
         self._session.registration.lent = True
@@ -221,18 +224,17 @@ class WriteHandle(Resource, Generic[K, V]):
         txn: Txn | None = None,
         once: str | None = None,
     ) -> None:
-        """Append staged batches, all at one moment, iff the shard's upper is `expected_upper`. A batch that
-        reaches further than `[expected_upper, new_upper)` is truncated: readers see only times within.
+        """Append staged batches, all at one moment, iff the shard's upper is `expected_upper`. Truncates a
+        batch to `[expected_upper, new_upper)`: readers see only these times.
 
-        On success the batches are consumed; if a repeated `txn` or `once` writes nothing, their blobs are
-        deleted. After `UpperMismatch` they are yours to append again or delete. `AlreadyAppended` for a batch
-        that was appended elsewhere, `BatchExpired` for one whose writer's lease ran out. One
-        compare-and-set."""
+        Success consumes the batches; a repeated `txn` or `once` deletes their blobs. After `UpperMismatch`
+        the caller may append them again or delete them. `AlreadyAppended` for a batch that was appended
+        elsewhere, `BatchExpired` for one whose writer's lease ran out. One compare-and-set."""
         await self._append(BatchesAppend, batches, expected_upper, new_upper, txn, once)
 
     async def append_batch(self, batch: Batch, lower: Antichain | Time, upper: Antichain | Time) -> None:
-        """`append` of a staged batch: updates before the shard's upper are dropped. If nothing is left the
-        batch is consumed, and its blobs are deleted."""
+        """`append` of a staged batch: drops updates before the shard's upper. If none remain, it consumes the
+        batch and deletes its blobs."""
         await self._append(BatchesAppend, [batch], lower, upper, replica=True)
 
     async def _append(
@@ -252,18 +254,22 @@ class WriteHandle(Resource, Generic[K, V]):
             await append_all([kind(self._session, *bounds, updates, *self._marks(txn, once), replica)])
 
     async def batch_from_transmittable(self, data: bytes) -> Batch:
-        """The batch that `Batch.to_transmittable` made bytes of. The registration of its writer is kept alive
-        from here until the batch is consumed; `BatchExpired` if it is gone. `InvalidUpdate` for bytes that
-        are no batch, `BATCH_NOT_FROM_THIS_SHARD` for a batch of another shard. One commit for the first
-        batch of that writer."""
+        """The batch of these bytes, which `Batch.to_transmittable` returned. Renews the registration of its
+        writer until the batch is consumed; `BatchExpired` if that registration has ended. `InvalidUpdate` for
+        bytes that are no batch, `BATCH_NOT_FROM_THIS_SHARD` for a batch of another shard. One commit for the
+        first batch of each writer."""
         with self._scope.call():
-            found = decode(data, self._shard.id)
-            if any(part.schema_id not in self._shard.state.schemas for part in found.batch.parts):
+            transmitted = decode(data, self._shard.id)
+            if any(part.schema_id not in self._shard.state.schemas for part in transmitted.batch.parts):
                 await self._shard.open()
-            registration = await self._session.registration_of(found.writer)
-            context, rewrite = self._session.context, found.rewrite
+            registration = await self._session.registration_of(transmitted.writer)
             staged = StagedBatch(
-                context, registration, found.batch, found.id, rewrite=rewrite, handed_over=True
+                self._session.context,
+                registration,
+                transmitted.batch,
+                transmitted.id,
+                rewrite=transmitted.rewrite,
+                handed_over=True,
             )
             staged.trace = ENVELOPE.trace(data)
             registration.release()  # the batch has a hold of its own
@@ -272,8 +278,8 @@ class WriteHandle(Resource, Generic[K, V]):
     # --- the end ---------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """End the registration; while batches of it are outstanding, only its heartbeats. Idempotent. An
-        append whose outcome is unknown stays so."""
+        """End the registration. If staged batches still need it, end only its heartbeats. Idempotent. Does
+        not settle an append whose outcome is unknown."""
         await self._session.aclose()
 
     def __repr__(self) -> str:
@@ -295,5 +301,5 @@ async def time_of_write(handle: WriteHandle[Any, Any], upper: int) -> int:
 
 
 def session_of(handle: WriteHandle[Any, Any]) -> Session:
-    """The session that a handle shares with its appends, for appends of several handles."""
+    """The session of a handle, for appends by several handles."""
     return handle._session

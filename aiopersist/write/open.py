@@ -21,13 +21,13 @@ def open_writer(
     *,
     tables: bool = False,
 ) -> Opening[WriteHandle[K, V]]:
-    """See `Client.writer`. `tables`: also of a table, for who keeps its rule of one value per key."""
+    """See `Client.writer`. `tables`: allow a table; the caller keeps one value per key."""
 
     async def open_handle() -> WriteHandle[K, V]:
         checked_schema(schema)
-        kept = _checked_clock(clock, schema)
+        chosen = _checked_clock(clock, schema)
         await shards.stack.ready_to_convert(schema)
-        return await WriteHandle._open(await shards.named(name), schema, shards.scope, kept, tables=tables)
+        return await WriteHandle._open(await shards.named(name), schema, shards.scope, chosen, tables=tables)
 
     return shards.opening(open_handle, f"client.writer({name!r}, ...)")
 
@@ -36,7 +36,7 @@ def _checked_clock(clock: str | None, schema: Schema[Any, Any, Any]) -> Clock | 
     if clock is None:
         return None
     if clock not in list(Clock):
-        text = f"{shown(clock)} is no clock: 'logical' and 'wall' are"
+        text = f"{shown(clock)} is not a clock: use 'logical' or 'wall'"
     elif clock == Clock.WALL and schema.time_length is not None:
         text = "a wall clock needs int times, and this schema has product times"
     else:

@@ -1,8 +1,8 @@
-"""One append of one handle, from the call until its outcome is told.
+"""One append of one handle, from the call to its outcome.
 
-It *prepares* before its handle's turn: it takes and checks the rows and uploads whole parts, or claims the
-staged batches. In the turn it *stages* the rest, and makes the command. If the caller is not told the
-outcome, the session keeps it for `settle`. The steps are in `append.py`.
+It *prepares* before its handle's turn: it checks the rows and uploads whole parts, or claims the staged
+batches. In the turn it *stages* the rest, and makes the command. If the caller does not get the outcome, the
+session keeps the append for `settle`. `append.py` runs these steps.
 """
 
 import asyncio
@@ -14,12 +14,7 @@ from typing import Any, ClassVar, Protocol, Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from aiopersist.base.errors import (
-    Corruption,
-    Indeterminate,
-    LeaseExpired,
-    UpperMismatch,
-)
+from aiopersist.base.errors import Corruption, Indeterminate, LeaseExpired, UpperMismatch
 from aiopersist.base.frontier import Antichain, minimum
 from aiopersist.base.supervisor import RELEASE_DEADLINE_S
 from aiopersist.data.types.schema import Schema
@@ -40,7 +35,7 @@ from aiopersist.write.staged import StagedBatch, StagingContext, claim_free, del
 
 
 class UnsettledCall(Protocol):
-    """A call whose caller was not told its outcome."""
+    """A call whose caller did not get its outcome."""
 
     @property
     def transactions(self) -> Mapping[str, int]: ...
@@ -48,15 +43,15 @@ class UnsettledCall(Protocol):
     def once(self) -> Once: ...
     @property
     def append(self) -> "PendingAppend":
-        """What decides it."""
+        """The append that decides it."""
 
     @property
     def decided(self) -> asyncio.Future[None] | None:
-        """Done once the call is decided as far as it can be without settling; `None`: it is so already."""
+        """Done once the call is decided, except for settling; `None` if it is already."""
 
 
 class OfHandle(Protocol):
-    """What appends need of the `Session` of their handle."""
+    """The part of `Session` that appends use."""
 
     context: StagingContext
     shard: Shard
@@ -75,7 +70,7 @@ class OfHandle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The append happened; it left the shard with this upper."""
+    """The append happened; afterwards the shard had this upper."""
 
     upper: Antichain
 
@@ -86,26 +81,26 @@ class NotCommitted:
 
 
 class PendingAppend(Struct, eq=False):
-    """An append of updates to `[lower, upper)`. See the header. A few plain ones become the batch as the call
-    begins; others are uploaded. Those of a group commit are columns of the schema, or `Tiny`."""
+    """An append of updates to `[lower, upper)`. See the header. A few plain updates become the batch when the
+    call begins; others are uploaded. A group commit of tables gives columns of the schema, or `Tiny`."""
 
     session: OfHandle
     lower: Antichain = Antichain()
     upper: Antichain = Antichain()
     updates: Any = None
-    """`None`: there are none, and the upper alone moves; or `command` is made elsewhere."""
+    """`None` if only the upper moves, or if the caller makes `command`."""
     transactions: Mapping[str, int] = {}
     once: Once = UNMARKED
     replica: bool = False
     is_of_a_table: bool = False
-    """Whether a group commit made it: its time is that of the clock, or the upper, however far that is ahead,
-    as of a `write`, and a repeat is refused: `RepeatedMark`."""
+    """Whether it is from a group commit of tables. Then its time may be any distance ahead of the clock, as
+    with `write`, and a repeat raises `RepeatedMark`."""
     acks: tuple[Ack, ...] = ()
     """Of subscriptions to this shard, in the same version."""
     batch: HollowBatch | None = None
-    """The updates, if they lie in the state."""
+    """The updates, if they are inline."""
     registration: Registration | None = None
-    """Is kept until the commit."""
+    """It is held until the commit."""
     upload: Upload | None = None
     command: AppendHollow | Write | None = None
     """Once it is staged."""
@@ -113,17 +108,17 @@ class PendingAppend(Struct, eq=False):
     """How many registrations ended under which it had uploaded parts."""
     flushed: bool = False
     batches: Sequence[StagedBatch] = ()
-    """Staged by the caller: consumed if the append happened, free again if it did not."""
+    """Staged by the caller: consumed if the append happens, else free again."""
     freed: Sequence[StagedBatch] = ()
     """The `batches` that are free again, since the append did not happen."""
     uploads: list[Uploaded] = []
-    """Staged by the append itself: deleted if it did not happen."""
+    """Staged by the append: deleted unless it happens."""
     needless: bool = False
-    """Whether it succeeded and wrote nothing: then nothing that was staged is needed."""
+    """Whether it succeeded and wrote nothing: then all staged parts are deleted."""
     outcome: Committed | NotCommitted | Indeterminate | None = NotCommitted()
-    """`None` while a version of it may be on its way; until then nothing is sent."""
+    """`None` from the first attempt until its outcome is known."""
     decided: ClassVar[None] = None
-    """As of a `write` that waits: this is decided as far as it can be without settling."""
+    """See `UnsettledCall`."""
 
     def __post_init__(self) -> None:
         if self.updates is not None:
@@ -139,30 +134,30 @@ class PendingAppend(Struct, eq=False):
 
     @property
     def append(self) -> Self:
-        """As of a `write` that waits: what decides it."""
+        """See `UnsettledCall`."""
         return self
 
     @property
     def traces(self) -> list[Mapping[str, str]]:
-        """Of the processes that built what is appended."""
+        """Of the processes that built its batches."""
         return []
 
     @property
     def can_begin_again(self) -> bool:
-        """Whether the input can be taken a second time."""
+        """Whether the input can be read a second time."""
         return self.batch is not None or is_repeatable(self.updates)
 
     def begin_again(self) -> None:
-        """As if nothing had been staged: all that was is deleted, or free."""
+        """Forget the staged parts, which `release` deleted or freed."""
         self.uploads, self.upload, self.freed, self.outcome = [], None, (), NotCommitted()
         self.lost, self.flushed, self.needless = 0, False, False
 
     # --- before the commit -----------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """Do the checks of the input that need no turn."""
+        """Check the input and upload whole parts, which needs no turn."""
         registration = await self.session.ensure_registered()
-        self.hold(registration)  # an upload may take longer than the handle keeps it
+        self.hold(registration)  # an upload may take longer than the handle keeps the registration
         self.upload = upload = self.session.context.upload(self.lower, registration)
         self.uploads.append(upload)
         await self._fill(upload)
@@ -177,14 +172,14 @@ class PendingAppend(Struct, eq=False):
             await upload.take(self.updates)
 
     def hold(self, registration: Registration) -> None:
-        """Keep it, and no other, until the commit."""
+        """Hold `registration`, and no other, until the commit."""
         registration.hold()
         if self.registration is not None:
             self.registration.release()
         self.registration = registration
 
     async def stage(self) -> bool:
-        """Make the command; whether there is anything left to commit."""
+        """Make the command; whether there is anything to commit."""
         batch, session = self.batch, self.session
         if batch is None and await self._covered():
             self.needless, self.outcome = True, Committed(session.shard.state.upper)
@@ -198,8 +193,8 @@ class PendingAppend(Struct, eq=False):
         return True
 
     async def _covered(self) -> bool:
-        """Whether nothing is left to write, by uppers and transaction numbers, which never go back,
-        and by ids. `UpperMismatch` after a fresh look if the append cannot succeed."""
+        """Whether uppers, transaction numbers or ids show that nothing needs to be written. `UpperMismatch`
+        after a fresh look if the append cannot succeed."""
         shard = self.session.shard
         now = await shard.register.now() if self.once.hashes else 0.0
         if (covered := self._is_covered(shard.state, now)) is None:
@@ -219,7 +214,7 @@ class PendingAppend(Struct, eq=False):
         return False if fits else None
 
     def command_of(self, batch: HollowBatch) -> AppendHollow:
-        """Append `batch`, which is made of the staged `batches` if there are any."""
+        """The command that appends `batch`."""
         session = self.session
         stack = session.shard.stack
         settings = stack.settings
@@ -239,8 +234,8 @@ class PendingAppend(Struct, eq=False):
         )
 
     async def repair(self, error: PartsExpired | LeaseExpired | NoRoom) -> None:
-        """Remove the obstacle that `error` names, after which the commit surely did not happen. Raises
-        `error` if it cannot."""
+        """Remove the obstacle that `error` names; such a commit surely did not happen. Raises `error` if it
+        cannot."""
         assert self.command is not None
         if isinstance(error, LeaseExpired):
             registration = await self.session.ensure_registered()
@@ -253,13 +248,13 @@ class PendingAppend(Struct, eq=False):
                 raise error
             try:
                 await self._copy(self.command)
-            except (LeaseExpired, Corruption) as gone:
-                raise error from gone
+            except (LeaseExpired, Corruption) as cause:
+                raise error from cause
 
     async def _copy(self, command: AppendHollow | Write) -> None:
-        """Copy the parts whose writers are gone to a writer that is registered."""
+        """Copy the parts whose writers are gone to a registered writer."""
         shard, registration = self.session.shard, await self.session.ensure_registered()
-        self.hold(registration)  # copying may take longer than the handle keeps it
+        self.hold(registration)  # the copy may take longer than the handle keeps the registration
         copies = Copies(shard, registration.writer)
         self.uploads.append(copies)
         batch = await copies.of(command.batch)
@@ -269,8 +264,8 @@ class PendingAppend(Struct, eq=False):
                 upload.discard()
 
     async def _make_room(self, command: AppendHollow | Write) -> None:
-        """Flush the inline parts of the state to one blob. If that was done before, or cannot suffice, flush
-        the inline parts of the append."""
+        """Flush the inline parts of the state to one blob. If that happened before, or cannot suffice, flush
+        those of the append."""
         small = 2 * command.batch.inline_bytes <= command.inline_bytes_max
         if small and not self.flushed:
             self.flushed = True
@@ -283,14 +278,14 @@ class PendingAppend(Struct, eq=False):
     # --- its outcome -----------------------------------------------------------------------------
 
     def attempt(self) -> Attempt:
-        """Its commit, which begins: until it is told, the outcome is unknown."""
+        """A new try to commit it. From here on the outcome is unknown."""
         assert self.command is not None
         self.outcome = None
         return Attempt(self.session.shard.register, self.command, self.session.slot)
 
     def answered(self, done: Appended) -> None:
         """The commit returned."""
-        succeeded = done.wrote or isinstance(self.command, AppendHollow)  # a group goes on without repeats
+        succeeded = done.wrote or isinstance(self.command, AppendHollow)  # `Combiner` repeats a `Write`
         self.outcome = Committed(done.upper) if succeeded else NotCommitted()
         self.needless = not done.wrote
         if done.wrote:
@@ -298,7 +293,7 @@ class PendingAppend(Struct, eq=False):
             self.session.shard.stack.metrics.appended(self.command.batch.len)
 
     def unanswered(self) -> None:
-        """The commit did not return: either nothing happened, or its attempt is in the slot."""
+        """The commit raised: either nothing happened, or its attempt is in the slot."""
         if self.session.slot.busy:
             self.session.pending = self
         else:
@@ -311,12 +306,12 @@ class PendingAppend(Struct, eq=False):
         await self.tidy()
 
     async def tidy(self) -> None:
-        """Release the staged parts, before the caller is told. Idempotent."""
+        """Release the staged parts, before the caller gets the outcome. Idempotent."""
         await wait_briefly(self.release())
 
     def release(self) -> list[asyncio.Task[None]]:
-        """Free or consume the batches, and begin to delete parts that were staged in vain; returns the tasks
-        of these deletions. There is no await, so nothing is left half done. Idempotent."""
+        """Free or consume the batches, and begin to delete parts that no state names; returns the tasks of
+        these deletions. Has no await, so a cancellation cannot stop it halfway. Idempotent."""
         registration, self.registration = self.registration, None
         if registration is not None:
             registration.release()
@@ -335,14 +330,13 @@ class PendingAppend(Struct, eq=False):
         return deletions
 
     async def repeated(self) -> None:
-        """Its transaction number says that it happened before: delete the batches that it freed, unless the
-        caller has used them since."""
+        """It is a repeat: delete the batches that it freed, unless the caller has used them since."""
         freed, self.freed = self.freed, ()
         if needless := claim_free(freed):
             await wait_briefly([delete_all(needless)])
 
     def answer(self) -> Committed | NotCommitted:
-        """The outcome; raises `Indeterminate` if it cannot be known."""
+        """The outcome; raises `Indeterminate` if nobody can know it."""
         if isinstance(self.outcome, Indeterminate):
             raise self.outcome
         assert self.outcome is not None
@@ -350,7 +344,7 @@ class PendingAppend(Struct, eq=False):
 
 
 async def wait_briefly(deletions: list[asyncio.Task[None]]) -> None:
-    """Give deletions a moment to end; a caller that is cancelled does not wait. They go on in any case."""
+    """Give deletions a moment to end; a cancelled caller does not wait. They continue in any case."""
     task = asyncio.current_task()
     if deletions and not (task and task.cancelling()):
         await asyncio.wait(deletions, timeout=RELEASE_DEADLINE_S)

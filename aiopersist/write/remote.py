@@ -1,10 +1,10 @@
 """Batches that other processes build: one process registers a writer and appends, others stage batches under
 it.
 
-`w.to_transmittable()` names the writer; `builder_from_transmittable` gives a builder under it, in any
-process; its batch comes back as bytes (`Batch.to_transmittable`), to be appended by that writer or another.
-So a job of a thousand tasks is one registration, and as soon as that ends the sweep removes the parts that
-its tasks left behind.
+`w.to_transmittable()` names the writer. `builder_from_transmittable` opens a builder under it in any
+process. Its batch comes back as bytes (`Batch.to_transmittable`), and that writer or another appends it. So a
+job of a thousand tasks needs one registration. Once that ends, the sweep deletes the parts that were not
+appended.
 """
 
 from typing import Any
@@ -28,8 +28,7 @@ from aiopersist.write.transmit import WRITER, TransmittedWriter
 async def register_writer(
     shards: Shards, name: str, schema: Schema[Any, Any, Any], lease_s: float, *, tables: bool = False
 ) -> bytes:
-    """See `Workers.register_writer`. `tables`: also of a table, for who keeps its rule of one value per
-    key."""
+    """See `Workers.register_writer`. `tables`: allow a table; the caller keeps one value per key."""
     check_lease_s(lease_s)
     shard = await shards.named(name)
     await shard.open_or_create(schema)
@@ -57,7 +56,7 @@ def open_builder(
         transmitted = WRITER.decode(data, TransmittedWriter)
         shard = await shards.of_a_piece(_shard_of(transmitted))
         if transmitted.schema_id not in shard.state.schemas:
-            raise InvalidUpdate("a transmitted writer has a schema that the shard does not know")
+            raise InvalidUpdate("a transmitted writer has a schema that the shard does not have")
         chosen = shard.schema(transmitted.schema_id) if schema is None else shard.as_stored(schema)
         context = StagingContext(shard, chosen, shard.schema_id(chosen), shards.scope)
         least = check_frontier(lower, chosen)

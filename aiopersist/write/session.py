@@ -1,8 +1,8 @@
-"""What a write handle, its builders and its appends share: the registration, turns, and the outcome of the
-last append.
+"""The state that a write handle, its builders and its appends share: the registration, turns, and the outcome
+of the last append.
 
-Appends of one handle take turns. A cancelled append leaves its attempt in the slot; the next call settles it
-first.
+Appends of one handle take turns. A cancelled append leaves its attempt in the slot, and the next call settles
+that attempt first.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ class Session:
         self.scope = Scope(f"the writer of {context.shard.label}", context.scope, context.shard.id)
         self.slot = Slot()
         self.unsettled: UnsettledCall | None = None
-        """The last call whose caller does not know its outcome."""
+        """The last call whose caller did not get its outcome."""
         self.pending: PendingAppend | None = None
-        """The append of the attempt in the slot, once it has ended without an answer."""
+        """The append of the attempt in the slot, if its commit ended without an answer."""
         self.shard.stack.senders[self.idle] = self.shard.id
         self._turn = asyncio.Lock()
         self._appending: asyncio.Task[Any] | None = None
@@ -41,8 +41,8 @@ class Session:
         self._registering = asyncio.Lock()
         self._registration: Registration | None = None
         self._others: dict[str, Registration] = {}
-        """By writer: those of other processes, and earlier ones of this handle, while batches of them are
-        here."""
+        """By writer: those of other processes and earlier ones of this handle, while batches here need
+        them."""
 
     # --- registration ----------------------------------------------------------------------------
 
@@ -53,13 +53,13 @@ class Session:
         return self._registration
 
     async def ensure_registered(self) -> Registration:
-        """The current registration, or a new one if its lease ran out or it is full. Batches that were staged
-        under the old writer stay under it."""
-        mine = self._registration
-        if mine is not None and mine.is_usable:
-            return mine
+        """The current registration, or a new one if its lease ran out or it is full. Staged batches keep the
+        writer that they have."""
+        current = self._registration
+        if current is not None and current.is_usable:
+            return current
         async with self._registering:
-            if self._registration is mine:
+            if self._registration is current:
                 await self._register()
         return self.registration
 
@@ -73,41 +73,41 @@ class Session:
             old.retire()
 
     def _remember(self, registration: Registration) -> Registration:
-        """Keep `registration` until it is unused here; returns the known registration of its writer."""
+        """Keep `registration` while batches here need it; returns the one that this handle has for its
+        writer."""
         writer = registration.writer
         registration.on_unused = lambda: self._others.pop(writer, None)
         return self._others.setdefault(writer, registration)
 
     async def begin_batch(self) -> Registration:
-        """A registration to build a batch under, held for the caller. At most `BATCHES_MAX` batches are built
-        under each."""
-        while not (mine := await self.ensure_registered()).is_usable:
+        """A registration for a new batch, held for the caller. Each serves at most `BATCHES_MAX` batches."""
+        while not (current := await self.ensure_registered()).is_usable:
             pass  # other calls have used it up
-        mine.built += 1
-        mine.hold()
-        return mine
+        current.built += 1
+        current.hold()
+        return current
 
     async def registration_of(self, writer: str) -> Registration:
-        """The registration of the writer of a batch that another process built, by a fresh look, held for the
-        caller; `BatchExpired` if it is gone. A commit more if its heartbeat is due."""
+        """The registration of `writer`, which built a batch in another process; held for the caller.
+        `BatchExpired` if it has ended. One read, and a commit if its heartbeat is due."""
         await self.shard.open()
-        mine = self.registration
-        known = mine if writer == mine.writer else self._others.get(writer)
-        if known is None:
-            known = self._remember(Registration.of_another(self.shard, writer))
-        known.hold()
+        current = self.registration
+        registration = current if writer == current.writer else self._others.get(writer)
+        if registration is None:
+            registration = self._remember(Registration.of_another(self.shard, writer))
+        registration.hold()
         try:
-            await known.renew()
+            await registration.renew()
         except BaseException:
-            known.release()
+            registration.release()
             raise
-        return known
+        return registration
 
     # --- turns and outcomes ----------------------------------------------------------------------
 
     async def begin_turn(self) -> None:
-        """Wait for the handle's turn for one append. Then there is a registration, and the append before is
-        settled. `end_turn` must follow."""
+        """Register if necessary, wait for the turn of one append, and settle the append before. `end_turn`
+        must follow."""
         await self.ensure_registered()
         await self._turn.acquire()
         self._appending = asyncio.current_task()
@@ -124,15 +124,15 @@ class Session:
         self._turn.release()
 
     async def idle(self) -> None:
-        """Wait until no append of this handle is under way, and no outcome unknown."""
+        """Wait until no append of this handle runs, and no outcome is unknown."""
         async with self._turn:
             await self._settle()
         if self.scope.closed:
             self._forget()
 
-    async def settled(self) -> UnsettledCall | None:
-        """The last call whose caller was not told, once it is decided. Does not wait for an append under way,
-        unless it is being cancelled."""
+    async def decided_call(self) -> UnsettledCall | None:
+        """The last call whose caller did not get its outcome, once that is decided. Waits for a running
+        append only if that is being cancelled."""
         while True:
             if self._appending is not None and self._appending.cancelling():
                 await self.idle()
@@ -145,7 +145,7 @@ class Session:
     async def outcome(self) -> Committed | NotCommitted | None:
         """See `WriteHandle.settle`."""
         await self.idle()
-        if (call := await self.settled()) is None:
+        if (call := await self.decided_call()) is None:
             return None
         outcome = call.append.answer()
         is_known = bool(call.transactions or call.once.hashes)
@@ -176,9 +176,8 @@ class Session:
     # --- staging ---------------------------------------------------------------------------------
 
     async def flush_inline(self) -> bool:
-        """Flush inline parts to a blob; says whether there were any to flush. One append in some thousands
-        pays for it: a blob and a commit more. A cancelled flush is settled and tidied up after, as an append
-        is."""
+        """Flush the inline parts of the state to a blob; whether there were any. One append in some thousands
+        pays for it: a blob and a commit. The next call settles a cancelled flush, as it does an append."""
         uploads: list[Uploaded] = []
         try:
             writer = (await self.ensure_registered()).writer
@@ -195,7 +194,7 @@ class Session:
         await self.shard.stack.supervisor.released(*self.closing())
 
     def closing(self) -> list[asyncio.Task[None]]:
-        """End it; what remains to be done goes on in a task."""
+        """Close the session; the tasks that finish the work."""
         if not self.scope.close():
             return []
         for registration in self._others.values():
@@ -209,7 +208,7 @@ class Session:
         return [self.shard.stack.supervisor.spawn(work, "release a writer")]
 
     def _forget(self) -> None:
-        """No outcome will be unknown any more."""
+        """Remove the session from the senders: it has no unknown outcome, and will have none."""
         self.shard.stack.senders.pop(self.idle, None)
 
     async def _release(self, registration: Registration) -> None:

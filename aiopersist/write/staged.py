@@ -1,14 +1,19 @@
-"""The inside of a `Batch`: its parts, the registration that keeps them, and its state of use.
+"""The inside of a `Batch`: its parts, the registration that keeps them, and who may use it.
 
-A batch is *free*; *busy* from the moment a call claims it until the outcome of that call is known; *half
-deleted* if a deletion failed: then it can only be deleted again; or *consumed*: appended, deleted or handed
-over. So no batch is appended twice, and no blob is deleted that an append may have named.
+A batch is in one of four states of use:
 
-A batch that was handed over may exist in several processes, whose objects do not know of each other. Then the
-state decides: the record of the writer that built the batch keeps the ids that are *spent*. An append spends
-the id in its own commit; a deletion spends the id first, and deletes a batch only if it spent its id itself.
-Once the registration is gone the batch can no longer be appended. Whether it was appended before cannot be
-told here, so its blobs are left to the sweep, which can tell.
+- *free*;
+- *busy*: a call claimed it, and the outcome of that call is unknown;
+- *half deleted*: a deletion failed, so it can only be deleted again;
+- *consumed*: appended, deleted or handed over.
+
+So no batch is appended twice, and no deleted blob may be named by an append.
+
+A batch that was handed over may exist in several processes, which do not know of each other. Then the state
+of the shard decides: the record of the writer that built the batch keeps the ids of consumed batches. An
+append adds the id in its own commit. A deletion adds the id first, and deletes the blobs only if its own
+commit added it. Once the registration has ended, the batch cannot be appended, but it may have been. So its
+blobs stay for the sweep, which can see that.
 """
 
 import asyncio
@@ -34,7 +39,7 @@ from aiopersist.state.spending import MarkConsumed, Staged, is_spent
 
 @dataclass(frozen=True, slots=True)
 class StagingContext:
-    """What is the same for all batches of a handle: their shard and schema. It outlives the handle."""
+    """The shard and schema of all batches of a handle. It outlives the handle."""
 
     shard: Shard
     schema: Schema[Any, Any, Any]
@@ -43,8 +48,8 @@ class StagingContext:
     """The client's."""
 
     def inline(self, updates: Any, lower: Antichain, upper: Antichain) -> HollowBatch | None:
-        """The updates as a batch that lies in the state; `None` unless they are a few plain rows within these
-        bounds. It refuses none: `upload` says what is at fault."""
+        """The updates as an inline batch; `None` unless they are a few plain rows within these bounds. It
+        raises no error: then `upload` does."""
         rows = updates if isinstance(updates, Tiny) else tiny(updates, self.schema)
         if rows is None or not lower.less_equal(rows.least_time) or upper.less_equal(rows.greatest_time):
             return None
@@ -56,7 +61,7 @@ class StagingContext:
         return HollowBatch(lower=lower, upper=upper, since=minimum(self.schema.time_length), parts=parts)
 
     def upload(self, lower: Antichain, registration: Registration) -> Upload:
-        """A batch in the making under that registration."""
+        """The upload of a new batch under that registration."""
         return Upload(self.shard, self.schema, self.schema_id, registration.writer, lower)
 
 
@@ -91,11 +96,11 @@ class StagedBatch:
         self.handed_over = handed_over
         """Whether other processes may have it, too."""
         self.trace: Mapping[str, str] = {}
-        """That of the process that handed it over."""
+        """Of the process that handed it over."""
         self.use = Use.FREE
         self._needs_registration = True
-        self._dropped_quietly = not hollow.parts
-        self._is_unwanted = False
+        self._may_drop = not hollow.parts
+        self._is_abandoned = False
         registration.hold()
 
     @property
@@ -120,7 +125,7 @@ class StagedBatch:
             text = f"batch {self.id} was appended, deleted or handed over"
             raise self.usage_error(UsageKind.CONSUMED, text)
         if self.use is Use.BUSY:
-            text = f"batch {self.id} is being used, or the outcome of its append is not settled"
+            text = f"batch {self.id} is in use, or the outcome of its append is not settled"
             raise self.usage_error(UsageKind.OUTCOME_PENDING, text)
 
     def claim(self) -> None:
@@ -132,7 +137,7 @@ class StagedBatch:
         """Make a busy batch free again. Idempotent; a consumed batch stays consumed."""
         if self.use is not Use.CONSUMED:
             self.use = Use.FREE
-            if self._is_unwanted:
+            if self._is_abandoned:
                 delete_all([self])
 
     def consume(self) -> None:
@@ -141,14 +146,14 @@ class StagedBatch:
         self._release()
 
     def abandon(self) -> None:
-        """Nobody wants it any more: delete it, as soon as it is surely not appended."""
-        self._is_unwanted = True
+        """Delete it, once it is surely not appended."""
+        self._is_abandoned = True
         if self.use is Use.FREE:
             delete_all([self])
 
-    def spent_elsewhere(self) -> None:
-        """Another process appended or deleted it: here it may be dropped without a warning."""
-        self._dropped_quietly = True
+    def consumed_elsewhere(self) -> None:
+        """Another process appended or deleted it: here it may be garbage without a warning."""
+        self._may_drop = True
         self._release()
 
     def _release(self) -> None:
@@ -162,7 +167,7 @@ class StagedBatch:
             return
         if self._needs_registration:
             self.registration.release_from_anywhere()
-        if not self._dropped_quietly:
+        if not self._may_drop:
             keys = ", ".join(self.keys) or "inline"
             warnings.warn(
                 f"batch {self.id} of shard {self.context.shard.id} was dropped with"
@@ -184,17 +189,17 @@ class StagedBatch:
 
     async def _delete(self, again: bool) -> None:
         try:
-            mine = again or await _deletable([self], strict=True)
+            own = again or await _deletable([self], strict=True)
         except Indeterminate:
-            self.consume()  # it may be spent: its blobs are the sweep's
+            self.consume()  # another process may have appended it: leave its blobs to the sweep
             raise
         except BaseException as error:
             self.unclaim()
             if isinstance(error, AlreadyAppended):
-                self.spent_elsewhere()
+                self.consumed_elsewhere()
             raise
         try:
-            if mine:
+            if own:
                 await self.context.shard.stack.blob.delete(self.keys)
         except BaseException:
             self.use = Use.HALF_DELETED  # some of its blobs may be gone
@@ -203,8 +208,8 @@ class StagedBatch:
 
 
 def delete_all(batches: Sequence[StagedBatch]) -> asyncio.Task[None]:
-    """Consume batches that are not needed any more, and delete their blobs, in the background. One
-    commit for all, if any was handed over; after a failure the sweep deletes them."""
+    """Consume these batches, and delete their blobs in the background. One commit for all, if any was handed
+    over; after a failure the sweep deletes them."""
     for batch in batches:
         batch.consume()
     supervisor = batches[0].context.shard.stack.supervisor
@@ -226,17 +231,17 @@ async def _delete_all(batches: Sequence[StagedBatch]) -> None:
 
 
 async def _deletable(batches: Sequence[StagedBatch], *, strict: bool) -> list[StagedBatch]:
-    """Those of `batches` whose blobs are surely this process's to delete. `strict`: `AlreadyAppended` for
-    one that was surely appended or deleted elsewhere."""
+    """Those of `batches` whose blobs this process surely may delete. `strict`: `AlreadyAppended` for one that
+    another process surely appended or deleted."""
     shared = tuple(batch.record for batch in batches if batch.handed_over)
     if not shared:
         return list(batches)
     shard = batches[0].context.shard
     try:
-        mine: frozenset[str] = await commit(shard.register, MarkConsumed(shared))
-    except ShardFinalized:  # the end of the shard deletes the blobs that it named
+        own: frozenset[str] = await commit(shard.register, MarkConsumed(shared))
+    except ShardFinalized:  # whoever finalized the shard deletes the blobs that it named
         return [batch for batch in batches if not batch.handed_over]
     for record in shared:
-        if strict and record.id not in mine and is_spent(shard.state, record.writer, record.id):
+        if strict and record.id not in own and is_spent(shard.state, record.writer, record.id):
             raise AlreadyAppended(f"batch {record.id} was appended, or deleted, elsewhere")
-    return [batch for batch in batches if not batch.handed_over or batch.id in mine]
+    return [batch for batch in batches if not batch.handed_over or batch.id in own]

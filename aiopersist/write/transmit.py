@@ -1,7 +1,7 @@
-"""Batches and writers as bytes, so that a batch built in one process is appended by another.
+"""Batches and writers as bytes, so that one process builds a batch and another appends it.
 
-The bytes are JSON in an `Envelope`: shard, writer, id, the hollow batch with inline data, and the frontier to
-which it was rewritten. The blobs stay where they are.
+The bytes are JSON in an `Envelope`: shard, writer, id, the hollow batch with inline data, and its rewrite
+frontier. Its blobs stay in the store.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ WRITER = Envelope("writer", format=1)
 
 
 class Transmittable(Record, frozen=True, kw_only=True):
-    """A staged batch as it travels."""
+    """A staged batch, without its blobs."""
 
     library: str
     """The version of the library that wrote it, for people."""
@@ -44,7 +44,7 @@ def encode(value: Transmittable) -> bytes:
 
 def decode(data: Any, shard: ShardId) -> Transmittable:
     """The batch of these bytes. `InvalidUpdate` for bytes that are no batch, damaged, or of a later format;
-    `BATCH_NOT_FROM_THIS_SHARD` for a batch of another shard than `shard`."""
+    `BATCH_NOT_FROM_THIS_SHARD` unless it is of `shard`."""
     value = ENVELOPE.decode(data, Transmittable, shard)
     if value.shard != shard:
         text = f"batch {value.id} is of shard {value.shard}, not of {shard}"

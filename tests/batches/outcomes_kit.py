@@ -82,7 +82,7 @@ async def rig(**limits: Any) -> AsyncIterator[Rig]:
             faults.latency_s = (0.0, 0.0)
             blob_faults.heal()
             for batch in r.kept:
-                staged_of(batch).spent_elsewhere()
+                staged_of(batch).consumed_elsewhere()
 
 
 async def doubtful(r: Rig, w: Writer, work: Awaitable[Any], outcome: Outcome) -> None:

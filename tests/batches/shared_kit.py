@@ -67,7 +67,7 @@ async def world(**settings: Any) -> AsyncIterator[World]:
         finally:
             w.faults.heal()
             for copy in w.copies:
-                staged_of(copy).spent_elsewhere()
+                staged_of(copy).consumed_elsewhere()
 
 
 @pytest.fixture(params=SIZES)

@@ -69,7 +69,7 @@ async def test_a_half_deleted_batch_can_only_be_deleted(shared: bool) -> None:
             copy = await other.batch_from_transmittable(data)
             with pytest.raises(ap.AlreadyAppended):
                 await other.compare_and_append_batch([copy], 0, 1)
-            staged_of(copy).spent_elsewhere()
+            staged_of(copy).consumed_elsewhere()
         await batch.delete()
         assert await r.blob.parts() == set()
         assert await refused(batch.delete()) == CONSUMED

@@ -51,12 +51,12 @@ class Stress:
             except ap.BatchExpired:
                 self.done["expired"] += 1
                 return
-            staged_of(batch).spent_elsewhere()
+            staged_of(batch).consumed_elsewhere()
             await self.used(w, batch, rows)
         else:
             rows = self.rows(upper)
             batch = await self.built(w, rows, upper)
-            staged_of(batch).spent_elsewhere()  # it may be dropped without an owner
+            staged_of(batch).consumed_elsewhere()  # it may be dropped without an owner
             if kind == "post":
                 data = batch.to_transmittable()
                 self.posted += [(data, rows)] * self.chance.choice([1, 2, 3])
@@ -179,7 +179,7 @@ async def test_a_random_life(seed: int) -> None:
         await r.faults.land()
         for data, _ in stress.posted:
             batch = await writers[0].batch_from_transmittable(data)
-            staged_of(batch).spent_elsewhere()
+            staged_of(batch).consumed_elsewhere()
             await stress.free(batch)
         await asyncio.sleep(0.02)
         assert stress.done["cancelled"] > 0  # how many depends on the pace of the machine

@@ -182,7 +182,7 @@ async def test_a_writer_that_was_closed(place: Place) -> None:
             await v.batch_from_transmittable(third)
         with pytest.raises(ap.BatchExpired):
             await v.compare_and_append_batch([early], 1, 2)
-        staged_of(early).spent_elsewhere()
+        staged_of(early).consumed_elsewhere()
         leaked = await swept(other)
         assert leaked
         assert not leaked & committed
@@ -205,7 +205,7 @@ async def test_a_writer_that_ends_while_a_batch_is_built(place: Place) -> None:
     with pytest.raises(ap.BatchExpired):
         await v.compare_and_append_batch([batch], 0, 1)
     assert await v.fetch_recent_upper() == ap.Antichain(0)
-    staged_of(batch).spent_elsewhere()
+    staged_of(batch).consumed_elsewhere()
     assert await swept(client)
     assert not await place.parts()
 
