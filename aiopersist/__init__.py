@@ -81,13 +81,12 @@ if TYPE_CHECKING:
     from aiopersist.subscription.step import SubscribedUpdates, SubscriptionStep
     from aiopersist.subscription.subscription import Subscription
     from aiopersist.subscription.view import SubscriptionView
-    from aiopersist.table.feed import Change, Feed, FeedStep
-    from aiopersist.table.held import TableView
-    from aiopersist.table.plan import Repeated
+    from aiopersist.table.commit.plan import Repeated
+    from aiopersist.table.feed import Change, Feed, FeedStep, SubscribedChanges
     from aiopersist.table.ranges import ReadRange
-    from aiopersist.table.subscribe import SubscribedChanges
     from aiopersist.table.table import Table
-    from aiopersist.table.transaction import Transaction
+    from aiopersist.table.transaction.transaction import Transaction
+    from aiopersist.table.view.contents import TableView
     from aiopersist.write.append_many import Append
     from aiopersist.write.batch import Batch, Part
     from aiopersist.write.builder import Added, BatchBuilder
@@ -280,12 +279,12 @@ _MODULES = {
     "Change": "aiopersist.table.feed",
     "Feed": "aiopersist.table.feed",
     "FeedStep": "aiopersist.table.feed",
-    "TableView": "aiopersist.table.held",
-    "Repeated": "aiopersist.table.plan",
+    "TableView": "aiopersist.table.view.contents",
+    "Repeated": "aiopersist.table.commit.plan",
     "ReadRange": "aiopersist.table.ranges",
-    "SubscribedChanges": "aiopersist.table.subscribe",
+    "SubscribedChanges": "aiopersist.table.feed",
     "Table": "aiopersist.table.table",
-    "Transaction": "aiopersist.table.transaction",
+    "Transaction": "aiopersist.table.transaction.transaction",
     "Append": "aiopersist.write.append_many",
     "Batch": "aiopersist.write.batch",
     "Part": "aiopersist.write.batch",

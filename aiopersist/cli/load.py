@@ -40,7 +40,7 @@ from aiopersist.client.client import Client
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.types.encodings import natural
 from aiopersist.data.types.schema import Schema
-from aiopersist.table.overwrite import overwrite
+from aiopersist.table.handle import overwrite
 
 ROW = re.compile(r"\brow \d+: ")
 TEXTS = (Format.CSV, Format.NDJSON)

@@ -25,7 +25,7 @@ from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Schema
 from aiopersist.state.model import Clock
 from aiopersist.table.table import Table
-from aiopersist.table.transaction import Transaction
+from aiopersist.table.transaction.transaction import Transaction
 from aiopersist.web.rows import is_bytes
 
 UUID_BYTES = 16

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from aiopersist.stash.stash import Stash
     from aiopersist.subscription.step import SubscribedUpdates, SubscriptionStep
     from aiopersist.subscription.subscription import Subscription
-    from aiopersist.table.plan import Repeated
+    from aiopersist.table.commit.plan import Repeated
     from aiopersist.table.table import Table
-    from aiopersist.table.transaction import Transaction
+    from aiopersist.table.transaction.transaction import Transaction
     from aiopersist.write.append_many import Append
     from aiopersist.write.checks import Txn
     from aiopersist.write.handle import WriteHandle
@@ -329,7 +329,7 @@ class Client(MovedCalls, BaseClient):
                 from aiopersist.subscription.subscription import JointCall
 
                 call = turn.enter_context(JointCall(steps, self._stack))
-            await self._stack.imported("aiopersist.table.transact")
+            await self._stack.imported("aiopersist.table.transaction.transact")
             return await self._services.transactions.run(body, txn, once, call, max_attempts)
 
     async def happened(self, once: str, shard: str | None = None) -> int | None:
@@ -344,7 +344,7 @@ class Client(MovedCalls, BaseClient):
                 from aiopersist.write.handle import happened
 
                 return await happened(self._shards, shard, once)
-            await self._stack.imported("aiopersist.table.transact")
+            await self._stack.imported("aiopersist.table.transaction.transact")
             return await self._services.transactions.happened(once)
 
     def clock(self) -> tuple[float, float]:

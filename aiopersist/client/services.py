@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from aiopersist.maintenance.rounds import Rounds
     from aiopersist.stash.stash import Stash
     from aiopersist.table.open import OpenTables
-    from aiopersist.table.transact import Transactions
+    from aiopersist.table.transaction.transact import Transactions
 
 H = TypeVar("H", bound=Closeable)
 
@@ -130,7 +130,7 @@ class Services:
 
     @cached_property
     def transactions(self) -> Transactions:
-        from aiopersist.table.transact import Transactions
+        from aiopersist.table.transaction.transact import Transactions
 
         return Transactions(self.tables)
 

@@ -15,7 +15,7 @@ from aiopersist.base.runtime import SYSTEM
 from aiopersist.client.client import Client
 from aiopersist.data.types.schema import Schema
 from aiopersist.table.table import Table
-from aiopersist.table.transaction import Transaction
+from aiopersist.table.transaction.transaction import Transaction
 from aiopersist.write.handle import WriteHandle
 
 ACCOUNTS = 100  # in each table

@@ -36,10 +36,10 @@ from aiopersist.read.snapshot import contents_of
 from aiopersist.shard.commit import commit
 from aiopersist.state.retention import ForgetHistory
 from aiopersist.storage.readonly import refuse
+from aiopersist.table.commit.operation import Remove
+from aiopersist.table.commit.plan import Done, PendingOperation
 from aiopersist.table.handle import acquired, kind_of, leave
 from aiopersist.table.open import OpenTable, OpenTables
-from aiopersist.table.operation import Remove
-from aiopersist.table.plan import Done, PendingOperation
 from aiopersist.table.schema import listed
 from aiopersist.table.table import Table
 

@@ -10,8 +10,8 @@ from aiopersist.data.jsonable import column_texts
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.part.select import apply_where
 from aiopersist.data.part.wanted_keys import WantedKeys
-from aiopersist.table.lookup import wanted_keys
 from aiopersist.table.schema import TableSchema
+from aiopersist.table.view.lookup import wanted_keys
 
 
 class MatchingUpdates(NamedTuple):

@@ -1,20 +1,19 @@
 """Tables: at most one value per key, on a shard with a wall clock; and transactions over them.
 
-| module                | what it has                                                              |
-|-----------------------|--------------------------------------------------------------------------|
-| `schema`              | keys and values as texts, as Python values and as columns                |
-| `view`                | the contents by key, which follow the shard                              |
-| `held`, `bounds`, `lookup` | what a view has in memory, how much that may be; keys looked up     |
-| `operation`, `plan`   | what operations read and write, and what a commit makes of them; pure    |
-| `participant`, `group` | the shards of a commit; the queue, and the one commit of all that wait   |
-| `put_many`, `bulk`, `replacing`, `overwrite` | puts of any number of entries, also in place of all |
-| `consistent_read`, `speculation`, `ranges` | reads at one moment; what is undecided; ranges of keys |
-| `transaction`, `frozen`, `transact` | the body of a transaction, also beside writers that never pause; |
-|                       | its attempts                                                             |
-| `filters`, `feed`, `subscribe` | conditions on keys; the changes of a table in order; consumers of these |
-| `open`, `table`, `handle` | the tables of a client; the public calls; what the rest asks of a handle |
+| module           | what it has                                                                   |
+|------------------|-------------------------------------------------------------------------------|
+| `schema`         | keys and values as texts, as Python values and as columns                     |
+| `ranges`         | conditions on entries; ranges of keys                                         |
+| `view/`          | the contents in memory, which follow the shard                                |
+| `commit/`        | operations, and the one commit of all that wait                               |
+| `pace`, `open`   | how much one turn of the loop converts; the open tables of a client           |
+| `bulk/`          | puts of any number of entries                                                 |
+| `feed`           | the changes in order, and subscriptions to them                               |
+| `table`, `handle` | the public calls; what the rest of the library asks of a handle              |
+| `transaction/`   | transactions, and their attempts                                              |
 
-A call goes from `table` to `group`, which applies it to views by `plan` and appends by `write`.
+Each imports only modules that stand above it. A put goes from `table` to `commit/group.py`, which plans it on
+views and appends by `write`.
 
 Imports `data`, `parts`, `read`, `shard`, `state`, `storage`, `subscription`, `write`.
 """

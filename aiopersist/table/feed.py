@@ -3,6 +3,8 @@
 `read/feed.py` gives the updates, those of the contents in steps of bounded size, in key order. Behind the
 contents they are paired by key and time: a table has at most one value per key, so at each time a key has at
 most one retraction and one insertion.
+
+A subscription gives the same steps, and keeps its position in the shard.
 """
 
 import asyncio
@@ -14,15 +16,19 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from aiopersist.base.errors import InvalidUsage, UsageKind, shown
 from aiopersist.base.frontier import Antichain
-from aiopersist.base.resource import Resource
+from aiopersist.base.resource import Opening, Resource
 from aiopersist.data.arrays import int64_array
 from aiopersist.data.jsonable import column_texts
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.updates.consolidate import sort_and_consolidate
 from aiopersist.read.feed import UpdateFeed, UpdatesStep
 from aiopersist.shard.stack import Stack
-from aiopersist.table.filters import any_key
-from aiopersist.table.open import OpenTable
+from aiopersist.storage.readonly import refuse
+from aiopersist.subscription.open import Wanted, opened
+from aiopersist.subscription.step import StepMark, SubscriptionStep
+from aiopersist.subscription.subscription import Form, Subscription
+from aiopersist.table.open import OpenTable, OpenTables
+from aiopersist.table.ranges import any_key
 from aiopersist.table.schema import TableSchema, listed
 
 if TYPE_CHECKING:
@@ -250,3 +256,47 @@ def _paired(net: "pa.Table", kind: TableSchema[K, V], wanted: frozenset[str] | N
             side = {"new": val} if diff > 0 else {"old": val}
             found[time, text] = change._replace(**side)
     return sorted(found.values(), key=lambda change: change.time)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscribedChanges(SubscriptionStep, Generic[K, V]):
+    """A step of a subscription to a table."""
+
+    changes: list[Change[K, V]]
+    """In order of time, then of keys."""
+
+
+def open_table_subscription(
+    tables: OpenTables, kind: TableSchema[K, V], wanted: Wanted
+) -> Opening[Subscription[SubscribedChanges[K, V]]]:
+    """See `Table.subscription`."""
+
+    async def open_handle() -> Subscription[SubscribedChanges[K, V]]:
+        wanted.check()
+        if tables.shards.stack.readonly:
+            refuse("a subscription")
+        table = await tables.acquire(kind)
+
+        async def release() -> None:
+            await tables.release(table)
+
+        try:
+            return await opened(table.reading, wanted, _with_changes(kind), tables.shards.scope, release)
+        except BaseException:
+            tables.shards.stack.supervisor.spawn(release(), "release a table")
+            raise
+
+    return tables.shards.opening(open_handle, f"client.table({kind.name!r}, ...).subscription(...)")
+
+
+def _with_changes(kind: TableSchema[Any, Any]) -> Form[SubscribedChanges[Any, Any]]:
+    def form(step: UpdatesStep, mark: StepMark) -> SubscribedChanges[Any, Any]:
+        return SubscribedChanges(
+            changes=changes_in(step, kind),
+            upper=step.upper,
+            cursor=step.cursor,
+            contents=step.contents,
+            _mark=mark,
+        )
+
+    return form

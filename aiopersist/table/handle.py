@@ -1,8 +1,9 @@
-"""What the rest of the package asks of the handle of a table: transactions, feeds and large puts."""
+"""What the rest of the library asks of the handle of a table: transactions, feeds, puts in place of all."""
 
 from typing import Any
 
 from aiopersist.base.errors import InvalidUsage, UsageKind, shown
+from aiopersist.table.bulk.put_many import replace_contents
 from aiopersist.table.open import OpenTable, OpenTables
 from aiopersist.table.schema import TableSchema
 from aiopersist.table.table import Table
@@ -43,3 +44,13 @@ def leave(table: Table[Any, Any], found: OpenTable) -> None:
     tables = table._tables
     if tables.leave(found):
         tables.shards.stack.supervisor.spawn(found.aclose(), "close a table")
+
+
+async def overwrite(table: Table[Any, Any], entries: Any) -> int:
+    """Give keys their values, as `Table.put_many` does, and delete all other keys, at one time, which is
+    returned. What other commits did until then is replaced, too. Any number of entries, in bounded memory:
+    all are written to the blob store, and all contents are read. An entry that is there already is not
+    written again."""
+    found = await opened(table)
+    with found.scope.call():
+        return (await replace_contents(found.member, table._tables.group, entries)).time

@@ -19,11 +19,11 @@ from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards
 from aiopersist.state.model import Clock
 from aiopersist.storage.readonly import refuse
-from aiopersist.table.group import TableCommits
+from aiopersist.table.commit.group import TableCommits
+from aiopersist.table.commit.participant import TableParticipant
 from aiopersist.table.pace import ConversionPace
-from aiopersist.table.participant import TableParticipant
 from aiopersist.table.schema import TableSchema
-from aiopersist.table.view import View
+from aiopersist.table.view.view import View
 from aiopersist.write.session import Session
 from aiopersist.write.staged import StagingContext
 

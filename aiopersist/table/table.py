@@ -22,15 +22,14 @@ from aiopersist.read.query import Columns
 from aiopersist.read.snapshot import Snapshot, contents_of, count_of, pandas_frame
 from aiopersist.subscription.open import Wanted
 from aiopersist.subscription.subscription import Subscription
-from aiopersist.table.feed import Feed
-from aiopersist.table.filters import condition
-from aiopersist.table.held import FullView, TableView
-from aiopersist.table.lookup import chosen, wanted_keys
+from aiopersist.table.commit.operation import Insert, Put, Revise
+from aiopersist.table.commit.plan import Done, PendingOperation, Repeated
+from aiopersist.table.feed import Feed, SubscribedChanges, open_table_subscription
 from aiopersist.table.open import NotMade, OpenTable, OpenTables, has_failed, until_made
-from aiopersist.table.operation import Insert, Put, Revise
-from aiopersist.table.plan import Done, PendingOperation, Repeated
+from aiopersist.table.ranges import condition
 from aiopersist.table.schema import TableSchema, has_many, listed, pairs_of
-from aiopersist.table.subscribe import SubscribedChanges, open_table_subscription
+from aiopersist.table.view.contents import FullView, TableView
+from aiopersist.table.view.lookup import chosen, wanted_keys
 from aiopersist.write.checks import Txn, check_marks
 
 if TYPE_CHECKING:
@@ -249,7 +248,7 @@ class Table(Resource, Generic[K, V]):
         await self._tables.ready()
         table = await self._open()
         if not isinstance(given, Mapping | list | tuple) or len(given) > AT_ONCE or has_many(given):
-            from aiopersist.table.put_many import put_stream  # few processes put so much
+            from aiopersist.table.bulk.put_many import put_stream  # few processes put so much
 
             with table.scope.call():
                 return (await put_stream(table.member, self._tables.group, given, *marked)).time

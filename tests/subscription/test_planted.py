@@ -47,7 +47,7 @@ def an_ack_that_transactions_leave_out(patch: pytest.MonkeyPatch) -> None:
         async def intents(self, *args: Any) -> list[Any]:
             return []
 
-    patch.setattr("aiopersist.table.plan.JointAcks", Forgetful)
+    patch.setattr("aiopersist.table.commit.plan.JointAcks", Forgetful)
 
 
 def an_ack_that_commits_leave_out(patch: pytest.MonkeyPatch) -> None:

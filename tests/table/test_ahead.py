@@ -9,9 +9,9 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.base.frontier import successor
+from aiopersist.table.commit.participant import TableParticipant
 from aiopersist.table.handle import opened
-from aiopersist.table.participant import TableParticipant
-from aiopersist.table.transact import QUIET_AFTER
+from aiopersist.table.transaction.transact import QUIET_AFTER
 from tests.conftest import StoreUrls
 from tests.support.shards import open_at
 from tests.table.kit import gated, table, versions

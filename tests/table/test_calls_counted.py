@@ -10,7 +10,7 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.state.once import hash_of
-from aiopersist.table.transact import _record_of
+from aiopersist.table.transaction.transact import _record_of
 
 Call = Callable[[], Awaitable[Any]]
 REPEATS, ROUNDS = 20, 5

@@ -10,9 +10,9 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.storage.wrapper import WrappedConsensus
-from aiopersist.table.consistent_read import ConsistentRead
+from aiopersist.table.commit.participant import TableParticipant
 from aiopersist.table.handle import opened
-from aiopersist.table.participant import TableParticipant
+from aiopersist.table.transaction.consistent_read import ConsistentRead
 from tests.table.kit import table
 
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 import aiopersist as ap
-from aiopersist.table.consistent_read import ConsistentRead
-from aiopersist.table.frozen import FrozenTransaction
-from aiopersist.table.transaction import RunAgain
+from aiopersist.table.transaction.consistent_read import ConsistentRead
+from aiopersist.table.transaction.frozen import FrozenTransaction
+from aiopersist.table.transaction.transaction import RunAgain
 from tests.table.kit import table
 
 

@@ -10,7 +10,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.shard.catalog import RecordId, resolve_or_create
 from aiopersist.state.once import hash_of
-from aiopersist.table.transact import RECORDS, _record_of
+from aiopersist.table.transaction.transact import RECORDS, _record_of
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus, Outcome
 from tests.support.internals import stack_of
 from tests.support.processes import Place

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.table.overwrite import overwrite
+from aiopersist.table.handle import overwrite
 from tests.conftest import StoreUrls
 from tests.support.processes import Place
 from tests.table.kit import entries, in_time, small_writes, updates_of
@@ -114,7 +114,7 @@ async def test_what_fails_or_is_cancelled_leaves_nothing() -> None:
 MEMORY = """
 import asyncio, resource, sys
 import aiopersist as ap
-from aiopersist.table.overwrite import overwrite
+from aiopersist.table.handle import overwrite
 
 async def main(url, count):
     settings = ap.Settings(table_resident_bytes=2**23, blob_target_size=2**22, read_memory_bytes=2**25,

@@ -10,7 +10,9 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.state.once import UNMARKED
-from aiopersist.table import group, operation, table, transaction
+from aiopersist.table import table
+from aiopersist.table.commit import group, operation
+from aiopersist.table.transaction import transaction
 from tests.support.virtual import played
 from tests.table.game import Game, Size
 

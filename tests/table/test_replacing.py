@@ -10,7 +10,7 @@ from hypothesis import given
 import aiopersist as ap
 from aiopersist.data.updates.consolidate import contents, sort_and_consolidate
 from aiopersist.data.updates.convert import to_table
-from aiopersist.table.replacing import Replacing, ReplacingAll, numbered
+from aiopersist.table.bulk.replacing import Replacing, ReplacingAll, numbered
 
 
 class Pair(NamedTuple):

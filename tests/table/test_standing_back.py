@@ -12,7 +12,7 @@ import aiopersist as ap
 from aiopersist.shard import fairness
 from aiopersist.shard.register import Register
 from aiopersist.table.handle import opened
-from aiopersist.table.transact import WISHES_AFTER
+from aiopersist.table.transaction.transact import WISHES_AFTER
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
 from tests.support.processes import Place
 from tests.support.shards import Call

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.table.transact import FROZEN_AFTER
+from aiopersist.table.transaction.transact import FROZEN_AFTER
 from aiopersist.testing.faults import Faults, FaultyConsensus
 from tests.support.processes import Place
 from tests.table.kit import gated, table

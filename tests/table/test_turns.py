@@ -14,16 +14,16 @@ import aiopersist as ap
 from aiopersist.base.errors import InvalidUsage, UsageKind
 from aiopersist.data.jsonable import SLICE_ROWS
 from aiopersist.shard.stack import ON_THE_LOOP_BYTES, SLICE_BYTES
-from aiopersist.table import held
-from aiopersist.table.group import ANSWERS_AT_ONCE
+from aiopersist.table.commit.group import ANSWERS_AT_ONCE
+from aiopersist.table.commit.operation import Overlay, Revise
+from aiopersist.table.commit.plan import PendingOperation, Plan
 from aiopersist.table.handle import opened
-from aiopersist.table.held import SLICE_KEYS, FullView, PartialView
-from aiopersist.table.lookup import look_up
-from aiopersist.table.operation import Overlay, Revise
 from aiopersist.table.pace import ConversionPace
-from aiopersist.table.plan import PendingOperation, Plan
 from aiopersist.table.schema import TableSchema
-from aiopersist.table.view import View
+from aiopersist.table.view import contents as held
+from aiopersist.table.view.contents import SLICE_KEYS, FullView, PartialView
+from aiopersist.table.view.lookup import look_up
+from aiopersist.table.view.view import View
 from tests.conftest import StoreUrls
 from tests.table.kit import Item, in_time
 
@@ -239,7 +239,7 @@ async def test_rows_that_a_transaction_appends_count(
     quiet: ap.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One commit has a bounded number of bytes, also of those."""
-    monkeypatch.setattr("aiopersist.table.plan.PLAN_BYTES", 1_000_000)
+    monkeypatch.setattr("aiopersist.table.commit.plan.PLAN_BYTES", 1_000_000)
     groups: list[int] = []
     plan = Plan.steps
 
@@ -305,7 +305,7 @@ async def test_the_keys_of_a_view_that_ceases_to_have_all_stay_known(
             await go.wait()
         return await look_up(session, kind, *args)
 
-    monkeypatch.setattr("aiopersist.table.view.look_up", slowly)
+    monkeypatch.setattr("aiopersist.table.view.view.look_up", slowly)
     async with ap.open(**elsewhere._asdict(), maintenance=False) as client:
         for name in ("whole", "parted"):
             await client.table(name, str, int).put("k", 1)

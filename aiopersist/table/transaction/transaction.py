@@ -29,17 +29,17 @@ from aiopersist.data.updates.inputs import GivenEntries, own_copy
 from aiopersist.data.updates.sizes import check_update_size
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Snapshot
-from aiopersist.table.consistent_read import ConsistentRead
-from aiopersist.table.group import LOOKS_AT_ONCE
+from aiopersist.table.commit.group import LOOKS_AT_ONCE
+from aiopersist.table.commit.operation import Action, Cells, Conflicted
+from aiopersist.table.commit.participant import Participant, ShardParticipant, TableParticipant
+from aiopersist.table.commit.plan import Speculation
 from aiopersist.table.handle import acquired, is_closed, kind_of, leave
-from aiopersist.table.held import FullView
 from aiopersist.table.open import OpenTable, OpenTables
-from aiopersist.table.operation import Action, Cells, Conflicted
-from aiopersist.table.participant import Participant, ShardParticipant, TableParticipant
 from aiopersist.table.ranges import ReadRange, condition_of, entries_within, streamed, within
 from aiopersist.table.schema import TableSchema, listed
-from aiopersist.table.speculation import Speculation
 from aiopersist.table.table import Table
+from aiopersist.table.transaction.consistent_read import ConsistentRead
+from aiopersist.table.view.contents import FullView
 from aiopersist.write.handle import WriteHandle, session_of
 
 K = TypeVar("K")

@@ -23,14 +23,14 @@ from aiopersist.storage.wishes import MARGIN
 from aiopersist.subscription.joint import commit_alone, refusal
 from aiopersist.subscription.order import Acknowledging
 from aiopersist.subscription.subscription import JointCall
-from aiopersist.table.consistent_read import ConsistentRead
-from aiopersist.table.frozen import Attempted, FrozenTransaction, freeze
-from aiopersist.table.group import NOTHING, TableCommits
+from aiopersist.table.commit.group import NOTHING, TableCommits
+from aiopersist.table.commit.operation import Conflicted
+from aiopersist.table.commit.participant import Participant, RecordParticipant
+from aiopersist.table.commit.plan import PendingOperation, Repeated
 from aiopersist.table.open import OpenTables
-from aiopersist.table.operation import Conflicted
-from aiopersist.table.participant import Participant, RecordParticipant
-from aiopersist.table.plan import PendingOperation, Repeated
-from aiopersist.table.transaction import RunAgain, Transaction
+from aiopersist.table.transaction.consistent_read import ConsistentRead
+from aiopersist.table.transaction.frozen import Attempted, FrozenTransaction, freeze
+from aiopersist.table.transaction.transaction import RunAgain, Transaction
 from aiopersist.write.checks import Txn, check_marks, check_once
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from aiopersist.data.updates.tiny import Tiny
 from aiopersist.shard.register import Register
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import State
-from aiopersist.table.view import View
+from aiopersist.table.view.view import View
 from aiopersist.write.session import Session
 
 if TYPE_CHECKING:

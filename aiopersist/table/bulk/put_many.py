@@ -13,12 +13,12 @@ from aiopersist.data.updates.sizes import goodbytes
 from aiopersist.parts.upload import chunks_on_a_thread
 from aiopersist.shard.registration import begun_anew
 from aiopersist.state.once import Once
-from aiopersist.table.bulk import Bulk, EntriesExpired
-from aiopersist.table.group import TableCommits
-from aiopersist.table.held import ENTRY_BYTES
-from aiopersist.table.operation import Put
-from aiopersist.table.participant import TableParticipant
-from aiopersist.table.plan import Done, PendingOperation, Repeated
+from aiopersist.table.bulk.bulk import Bulk, EntriesExpired
+from aiopersist.table.commit.group import TableCommits
+from aiopersist.table.commit.operation import Put
+from aiopersist.table.commit.participant import TableParticipant
+from aiopersist.table.commit.plan import Done, PendingOperation, Repeated
+from aiopersist.table.view.contents import ENTRY_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs

@@ -15,12 +15,12 @@ from typing import Any, NoReturn, TypeVar
 
 from aiopersist.base.errors import SinceViolation, Unsupported
 from aiopersist.shard.register import Register
-from aiopersist.table.consistent_read import ConsistentRead
+from aiopersist.table.commit.plan import PendingOperation
 from aiopersist.table.handle import is_closed, opened
 from aiopersist.table.open import OpenTables
-from aiopersist.table.plan import PendingOperation
 from aiopersist.table.table import Table
-from aiopersist.table.transaction import RunAgain, Touched, Transaction
+from aiopersist.table.transaction.consistent_read import ConsistentRead
+from aiopersist.table.transaction.transaction import RunAgain, Touched, Transaction
 
 K = TypeVar("K")
 V = TypeVar("V")

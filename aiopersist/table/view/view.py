@@ -1,20 +1,19 @@
-"""The contents of a table by key, as of the shard's upper that this process has seen last.
+"""The contents of a table by key, as of the newest upper that this process knows.
 
-The view stands at a frontier, its upper. To *catch up* with a newer state it fetches the updates since then,
-as a listen does. Own commits are applied without reading them. Its upper never goes back.
+The view stands at a frontier, its upper, which never goes back. To *catch up* with a newer state it fetches
+the updates since then, as a listen does. It applies own commits without reading them.
 
-It is *resident*, that is it has all contents in memory, while these take less than
-`settings.table_resident_bytes`. Else it has a part of them (`held.py`), and looks other keys up in the shard
-as of its base (`lookup.py`). It holds since back so far that this works.
+A *resident* view has all contents in memory, below `settings.table_resident_bytes`. Any other view has a part
+of them (`contents.py`) and looks up other keys in the shard as of its base (`lookup.py`), for which it holds
+since back.
 
-- Who needs keys says that it is *keeping* them, and has the unknown ones looked up. A kept key stays known,
-  whatever changes meanwhile; unless the view begins anew. Then it is unknown, which the caller sees before it
-  goes on.
-- A look-up awaits. What it found is taken for keys that are unknown still, if the view has not begun anew: a
-  key that changed meanwhile is known by that change.
-- The base moves forward when a compaction has put what is recent together with what is before the base, so
-  that a look-up reads few parts, and to save memory (`bounds.py`). Answers do not depend on where it is.
-- New batches that are too large are not read: the view begins anew behind them, and knows nothing.
+- A caller that needs keys *keeps* them, and has the unknown ones looked up. A kept key stays known, unless
+  the view begins anew: then it is unknown, and the caller notices before it goes on.
+- A look-up awaits. Its answer counts for keys that are still unknown, if the view has not begun anew: a key
+  that changed meanwhile is known by that change.
+- The base moves forward to save memory, and when a compaction has merged recent parts with older ones, so
+  that a look-up reads few parts. Answers do not depend on the base.
+- The view does not read new batches that are too large: it begins anew behind them, and knows nothing.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from aiopersist.read.snapshot import Snapshot, updates_of
 from aiopersist.shard.hold import HistoryPin
 from aiopersist.shard.instant import as_int
 from aiopersist.state.model import State
-from aiopersist.table.bounds import contents_at_most, is_too_large, may_fit, next_base, surely_fits
-from aiopersist.table.held import ChangedKeys, FullView, Held, Kept, PartialView
-from aiopersist.table.lookup import LookUps, add_all, look_up, whole_of
 from aiopersist.table.schema import TableSchema
+from aiopersist.table.view import contents
+from aiopersist.table.view.contents import ChangedKeys, FullView, Held, Kept, PartialView
+from aiopersist.table.view.lookup import LookUps, add_all, look_up, whole_of
 
 
 class View:
@@ -247,7 +246,7 @@ class View:
 
     async def _whole(self, snapshot: Snapshot[Any, Any], state: State) -> FullView | None:
         """All contents; `None` if they are more than they may be."""
-        stack, size = self.session.shard.stack, contents_at_most(state)
+        stack, size = self.session.shard.stack, contents.contents_at_most(state)
         if self.wanted or size <= self._bytes_max:
             return await stack.compute(whole_of, self.kind, await updates_of(snapshot))
         whole = FullView()
@@ -266,7 +265,7 @@ class View:
 
     def _may_fit(self, state: State) -> bool:
         """Whether the contents of a state may be resident."""
-        return may_fit(state, self._bytes_max) if self.wanted is None else self.wanted
+        return contents.may_fit(state, self._bytes_max) if self.wanted is None else self.wanted
 
     @property
     def _should_return(self) -> bool:
@@ -276,7 +275,7 @@ class View:
         state = self.session.shard.state
         if state.seqno != self._judged:
             self._judged = state.seqno
-            self._fits_again = surely_fits(state, min(self._bytes_max, self._outgrown))
+            self._fits_again = contents.surely_fits(state, min(self._bytes_max, self._outgrown))
         return self._fits_again
 
     def _bound(self) -> None:
@@ -284,7 +283,7 @@ class View:
         if isinstance(held := self.held, FullView):
             too_large = self.wanted is None and held.bytes > self._bytes_max
             if too_large:
-                self._outgrown = min(self._outgrown, contents_at_most(self.session.shard.state))
+                self._outgrown = min(self._outgrown, contents.contents_at_most(self.session.shard.state))
             if self.wanted is False or too_large:
                 self.held = PartialView(self.upper, self._kept)
                 self.version += 1  # so that what was read is looked up again before it is compared
@@ -302,7 +301,9 @@ class View:
             self.settling = None
 
     def _move_base(self, held: PartialView) -> None:
-        base = next_base(self.session.shard.state, held.base, self.upper, held.recent_bytes, self._bytes_max)
+        base = contents.next_base(
+            self.session.shard.state, held.base, self.upper, held.recent_bytes, self._bytes_max
+        )
         if base != held.base:
             held.move(base)
             self._hold()
@@ -328,7 +329,7 @@ class View:
         lower, need = self.upper, self._need
         assert need is not None
         self._check(lower, need, state)
-        if not self.wanted and is_too_large(
+        if not self.wanted and contents.is_too_large(
             parts_since(state, lower), self._bytes_max, resident=self.is_resident
         ):
             await self._pass_over(state)

@@ -28,8 +28,8 @@ from aiopersist.read.query import Query
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import groups, parts_at
 from aiopersist.state.model import State
-from aiopersist.table.held import FullView
 from aiopersist.table.schema import TableSchema
+from aiopersist.table.view.contents import FullView
 
 AT_ONCE = 4  # look-ups of one table; keys that come meanwhile share the next
 

@@ -53,11 +53,11 @@ from aiopersist.state.command import micros
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.once import Once
 from aiopersist.state.writing import RepeatedMark, last_complete, repeat_of
-from aiopersist.table.bounds import size_of
-from aiopersist.table.lookup import wanted_keys
-from aiopersist.table.participant import TableParticipant
-from aiopersist.table.plan import Done, Repeated
-from aiopersist.table.replacing import Replacing, ReplacingAll, numbered
+from aiopersist.table.bulk.replacing import Replacing, ReplacingAll, numbered
+from aiopersist.table.commit.participant import TableParticipant
+from aiopersist.table.commit.plan import Done, Repeated
+from aiopersist.table.view.contents import size_of
+from aiopersist.table.view.lookup import wanted_keys
 from aiopersist.write.append import append_all
 from aiopersist.write.batch import Batch
 from aiopersist.write.batches import BatchesAppend

@@ -24,8 +24,8 @@ from aiopersist.shard.commit import commit
 from aiopersist.shard.stack import Stack
 from aiopersist.state.command import micros
 from aiopersist.state.writing import CloseTo
-from aiopersist.table.group import LOOKS_AT_ONCE
-from aiopersist.table.participant import TableParticipant
+from aiopersist.table.commit.group import LOOKS_AT_ONCE
+from aiopersist.table.commit.participant import TableParticipant
 
 CLOSES_AFTER = 3  # rounds of looks
 AHEAD_S = 0.01  # of now, so that it takes time until others change beyond it; doubles with each round

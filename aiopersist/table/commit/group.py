@@ -47,10 +47,9 @@ from aiopersist.state.remembering import Remember
 from aiopersist.state.subscriptions import Ack
 from aiopersist.state.writing import RepeatedMark, last_complete
 from aiopersist.subscription.joint import JointAcks
-from aiopersist.table.held import SLICE_KEYS
-from aiopersist.table.participant import Participant, WrittenParticipant, check_distinct
-from aiopersist.table.plan import Done, PendingOperation, Plan, Planned, Repeated
-from aiopersist.table.speculation import Speculation
+from aiopersist.table.commit.participant import Participant, WrittenParticipant, check_distinct
+from aiopersist.table.commit.plan import Done, PendingOperation, Plan, Planned, Repeated, Speculation
+from aiopersist.table.view.contents import SLICE_KEYS
 from aiopersist.write.append import append_all
 from aiopersist.write.pending import PendingAppend
 
