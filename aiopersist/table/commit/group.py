@@ -289,7 +289,7 @@ class TableCommits:
 
     async def _done(self, group: Sequence[PendingOperation], parts: Sequence[Planned], time: int) -> None:
         """The commit at `time` has these: let their views have it, all in one turn of the loop, since bodies
-        read them together (`consistent_read.py`), and answer."""
+        read them together (`transaction/consistent_read.py`), and answer."""
         upper = successor(time)
         try:
             if max([len(planned.made.changes) for planned in parts]) <= SLICE_KEYS:

@@ -14,7 +14,7 @@ No body may see what never could be so at one moment. Therefore
 - an operation whose own reads do not fit into the guess adds nothing to it;
 - the guess begins anew once a view that it rests on changes: by a commit of another process, or a large put;
 - it serves a transaction only if all views that it rests on show one moment with those that the transaction
-  reads (`consistent_read.py`).
+  reads (`transaction/consistent_read.py`).
 
 Operations that read ranges add nothing: they are compared by the changes of views.
 """

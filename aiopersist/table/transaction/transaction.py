@@ -1,12 +1,11 @@
 """Transactions: a function of the user reads and writes tables, and all of it happens at one moment.
 
-The body runs against the views, and what is undecided (`speculation.py`). It reads at one moment
-(`consistent_read.py`), and its writes are kept. At the end the group commit applies them, if all that the
-body read is still so: the keys, and the ranges. Else it is a conflict, and the body runs again. Every table
-that was read or written takes part in the commit of a transaction that writes, so the order of commits is the
-order of times.
+The body runs against the views and the operations that are still undecided (`commit/plan.py`), and reads at
+one moment (`consistent_read`). Its writes are kept. At its end the group commit applies them if all keys and
+ranges that the body read are unchanged. Else it is a conflict, and the body runs again. Every table that was
+read or written takes part in the commit of a transaction that writes, so commits have the order of times.
 
-A body that wrote nothing, or raised, is answered only if what it read was so at a look that began after it.
+A body that wrote nothing, or raised, is answered only if its reads were valid at a look that began after it.
 This is optimistic concurrency control (Kung and Robinson, 1981) with backward validation, by predicates for
 ranges.
 """
