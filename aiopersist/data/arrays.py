@@ -1,5 +1,6 @@
-"""Plain Python values as Arrow values, without `pa.array` and `pa.scalar`: their first use imports pandas if
-it is installed, which takes a second. A process that reads, or appends plain values, never pays that."""
+"""Arrow columns of Python values, made without `pa.array` and `pa.scalar`: their first use imports pandas, if
+it is installed, which takes a second. A process that reads, or appends plain values, does not pay for
+that."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 from aiopersist.data.lazy import pa
 
 Buffers: TypeAlias = tuple[bytes, ...]
-"""Those of a column without nulls, but for the one of validity: offsets and bytes of texts, or ints."""
+"""The buffers of a column without nulls, but for the validity: offsets and bytes of texts, or ints."""
 
 
 def int64_array(values: Iterable[int]) -> pa.Int64Array:
@@ -31,21 +32,21 @@ def is_text(t: pa.DataType) -> bool:
 
 
 def plain_array(values: Sequence[Any], t: pa.DataType) -> pa.Array:
-    """The values, all of them int, str or bytes as `t` says, as a column. `OverflowError` for an int beyond
-    64 bits or for bytes beyond the offsets of `t`, `UnicodeError` for a text that has no UTF-8."""
+    """A column of values, all of them int, str or bytes as in `t`. `OverflowError` for an int beyond 64 bits
+    or for bytes beyond the offsets of `t`, `UnicodeError` for a text without UTF-8."""
     make = maker(t)
     assert make is not None
     return make(values)
 
 
 def maker(t: pa.DataType) -> Callable[[Sequence[Any]], pa.Array] | None:
-    """`plain_array` of that type, for many calls; `None` for types of which it makes no columns."""
+    """`plain_array` of one type, for many calls; `None` for types that it does not make."""
     encode = encoder(t)
     return None if encode is None else partial(_by_buffers, t, encode)
 
 
 def encoder(t: pa.DataType) -> Callable[[Sequence[Any]], Buffers] | None:
-    """Makes the buffers of a column of that type, which has no nulls; `None` as `maker`. The errors are those
+    """Makes the buffers of a column of that type without nulls; `None` as for `maker`. The errors are those
     of `plain_array`."""
     is_ = pa.types
     if is_.is_int64(t):
@@ -57,7 +58,7 @@ def encoder(t: pa.DataType) -> Callable[[Sequence[Any]], Buffers] | None:
 
 
 def assembled(t: pa.DataType, rows: int, buffers: Buffers) -> pa.Array:
-    """The column of that type that has these buffers."""
+    """The column with these buffers."""
     return pa.Array.from_buffers(t, rows, [None, *map(pa.py_buffer, buffers)])
 
 
@@ -85,7 +86,7 @@ def empty_table(schema: pa.Schema) -> pa.Table:
 
 
 def column(values: Sequence[Any], t: pa.DataType) -> pa.Array:
-    """`pa.array` of the values, without it where `plain_array` makes the same."""
+    """`pa.array` of the values; `plain_array` where it makes the same."""
     make = maker(t)
     kind = int if pa.types.is_int64(t) else str if is_text(t) else bytes
     is_plain = make is not None and {*map(type, values)} <= {kind}
@@ -93,7 +94,7 @@ def column(values: Sequence[Any], t: pa.DataType) -> pa.Array:
 
 
 def one(value: Any, t: pa.DataType) -> pa.Array:
-    """The value, which may be `None`, as a column of type `t`."""
+    """A column of this one value, which may be `None`."""
     return pa.nulls(1, t) if value is None else column([value], t)
 
 

@@ -1,8 +1,8 @@
-"""Values of Arrow types as JSON and back, exactly: single values for the bounds and keys in a shard's state,
-whole columns for the rows that a `Stash` keeps in a database.
+"""Values of Arrow types as JSON and back, exactly. Single values are for the bounds and keys in a shard's
+state, whole columns for the rows that a `Stash` keeps in a database.
 
-Bytes are base64; temporal values are the integers that Arrow stores; decimals, and the floats that JSON
-lacks, are text.
+Bytes are base64. Temporal values are the integers that Arrow stores. Decimals are text, and so are the floats
+that JSON lacks.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ def to_json(scalar: pa.Scalar) -> Any:
 
 
 def from_json(value: Any, t: pa.DataType) -> Any:
-    """The Python value again, as `pa.scalar(..., t)` takes it. `ValueError`, `TypeError` or `KeyError` for
-    JSON that `to_json` does not give; `OverflowError` or `ValueError` for a temporal value that Python cannot
-    represent."""
+    """The Python value, which `pa.scalar(..., t)` takes. `ValueError`, `TypeError` or `KeyError` if `to_json`
+    does not write this JSON; `OverflowError` or `ValueError` if Python cannot represent a temporal value."""
     if value is None:
         return None
     if pa.types.is_struct(t):
@@ -65,14 +64,14 @@ def from_json(value: Any, t: pa.DataType) -> Any:
 
 
 def scalar_from_json(value: Any, t: pa.DataType) -> pa.Scalar:
-    """The value of a leaf again, even if Python cannot represent it."""
+    """The value of a leaf, even if Python cannot represent it."""
     kept = compared(t)
     scalar = one(from_json(value, kept), kept)[0]
     return scalar if kept == t else scalar.cast(t)
 
 
 def _decimal_text(value: Decimal) -> str:
-    """Its text, with a capital E whatever the decimal context says."""
+    """The text, with a capital E in any decimal context."""
     return str(value).upper()
 
 
@@ -91,16 +90,15 @@ SLICE_BYTES_MAX = (
 CHUNK_LENGTH_MAX = 2**28  # characters of up to four bytes: an array has less than 2 GiB of them
 _ESCAPED = bytes([*range(32), *b'"\\'])  # what JSON does not write as it is
 
-# Separates the elements of a list, so that the text can be taken apart again: JSON escapes it everywhere
-# else.
+# Separates the elements of a list. JSON escapes it everywhere else, so the text can be split at it.
 _SEPARATOR = "\n"
 _LEAVES = json.JSONEncoder(ensure_ascii=False, separators=(_SEPARATOR, ":"), allow_nan=False).encode
 
 
 def column_texts(column: pa.Array | pa.ChunkedArray) -> list[str]:
-    """Each value as JSON, in the forms of `to_json`. Two texts are equal if and only if the values are, on
-    every machine and in every version. Columns are encoded as a whole, not value by value: a few rows by
-    Python's encoder, many by Arrow's kernels, slice by slice, so that other threads run meanwhile."""
+    """Each value as JSON, in the form of `to_json`. Two texts are equal if and only if the values are equal,
+    on every machine and in every version. Python's encoder takes a few rows at once; Arrow's kernels take
+    many rows in slices, and other threads run in between."""
     if len(column) <= FEW:
         return _texts(column)
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
@@ -124,27 +122,27 @@ def _texts(column: pa.Array | pa.ChunkedArray) -> list[str]:
 
 
 def joined_leaves(values: Sequence[Any]) -> list[str]:
-    """The JSON of values, at least one, that are neither lists nor dicts: of all of them at once."""
+    """The JSON of values, encoded together: at least one, and neither lists nor dicts."""
     return _LEAVES(values)[1:-1].split(_SEPARATOR)
 
 
 @lru_cache(maxsize=256)
 def struct_template(names: tuple[str, ...]) -> str:
-    """What a tuple of texts, one for each of the names, is inserted into with `%`."""
+    """The JSON of a struct with these fields: `%` inserts a tuple of texts, one for each name."""
     fields = (_LEAVES(name).replace("%", "%%") for name in names)
     return "{" + ",".join(f"{name}:%s" for name in fields) + "}"
 
 
 def column_from_texts(texts: Sequence[str], t: pa.DataType) -> pa.Array | pa.ChunkedArray:
-    """The column again, in chunks if it is large. `ValueError`, `TypeError` or `KeyError` for any other
-    texts."""
+    """The column of these texts, in chunks if it is large. `ValueError`, `TypeError` or `KeyError` for texts
+    that `column_texts` does not write."""
     if sum(map(len, texts)) <= CHUNK_LENGTH_MAX:
         return _chunk_from_texts(texts, t)
     return pa.chunked_array([_chunk_from_texts(part, t) for part in _chunks(texts)], t)
 
 
 def scalar_from_text(text: str, t: pa.DataType) -> pa.Scalar:
-    """A value again, of its canonical text; `ValueError` for any other text, which may come from outside."""
+    """The value of a canonical text; `ValueError` for any other text, which may come from outside."""
     try:
         column = column_from_texts([text], t)
     except (TypeError, LookupError, ArithmeticError, AttributeError, pa.ArrowException) as error:
@@ -179,7 +177,7 @@ def _struct_texts(column: Any) -> list[str]:
 def _list_texts(column: Any) -> list[str]:
     if isinstance(column, pa.ChunkedArray):
         return [text for chunk in column.chunks for text in _list_texts(chunk)]
-    elements = _texts(column.flatten())  # leaves out the elements of absent lists
+    elements = _texts(column.flatten())  # without the elements of absent lists
     ends = list(accumulate(pc.fill_null(pc.list_value_length(column), 0).to_pylist()))
     texts = [f"[{','.join(elements[begin:end])}]" for begin, end in zip([0, *ends], ends, strict=False)]
     return _with_nulls(texts, column)
@@ -242,7 +240,8 @@ def _absent(values: list[Any]) -> pa.Array | None:
 
 
 class _Pieces(NamedTuple):
-    """The texts of a column: what differs, text by text, and what all have before, between and behind it."""
+    """The texts of a column: the columns that differ, and the constant text before, between and after
+    them."""
 
     columns: list[pa.Array]
     around: list[str]
@@ -250,7 +249,7 @@ class _Pieces(NamedTuple):
 
 
 def _texts_by_kernels(column: pa.Array) -> list[str] | None:
-    """As `column_texts`, for a slice that is not empty: all texts in one, which is then divided. `None` for
+    """As `column_texts`, for a slice with rows: kernels make one text, which is then split. `None` for
     columns that need Python's encoder."""
     pieces = _pieces(column) if column.nbytes <= SLICE_BYTES_MAX else None
     if pieces is None:
@@ -265,7 +264,7 @@ def _texts_by_kernels(column: pa.Array) -> list[str] | None:
 
 
 def _pieces(column: pa.Array) -> _Pieces | None:
-    """`None` if there is no kernel that gives the same texts as Python's encoder."""
+    """`None` if no kernel gives the same texts as Python's encoder."""
     t = column.type
     if column.null_count:
         return None
@@ -298,7 +297,7 @@ def _by_python(column: pa.Array) -> _Pieces:
 
 
 def _has_escapes(texts: pa.Array) -> bool:
-    """Whether JSON escapes any character of them."""
+    """Whether JSON escapes a character of these texts."""
     data = bytes(_joined(texts, "").as_buffer())
     return len(data.translate(None, _ESCAPED)) < len(data)
 

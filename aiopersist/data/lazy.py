@@ -1,8 +1,8 @@
-"""pyarrow and polars, imported when first used: `import aiopersist` must not take their 0.3 s and 0.5 s.
+"""pyarrow and polars, imported at the first use: `import aiopersist` must not take their 0.3 s and 0.5 s.
 
-Each name stands for its module. After the first use it holds all names of the module, so that a
-look-up costs as little as on the module itself. Modules that annotate with these names need
-`from __future__ import annotations`, or the annotation would import them.
+Each name stands for its module. At the first use it copies all names of the module, so later look-ups cost as
+little as on the module itself. A module that annotates with these names needs
+`from __future__ import annotations`; else the annotation imports them.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def are_imported(names: Iterable[str]) -> bool:
 
 
 def import_all(names: Iterable[str]) -> None:
-    """Import modules. Run it on a thread, before the event loop needs them. Python keeps the lock of a module
-    for ever where a fork falls into its import."""
+    """Import modules. Run it on a thread, before the event loop needs them. After a fork during an import,
+    Python keeps the lock of that module for ever in the child."""
     with kept_from_forks():
         for name in names:
             import_module(name)
@@ -70,16 +70,15 @@ def is_warm() -> bool:
 
 
 def warm_up() -> None:
-    """Convert a value. At the first one pyarrow imports pandas if it is installed, which takes a second: here
-    on a thread, while other conversions go on."""
+    """Convert one value. At the first value pyarrow imports pandas, if it is installed, which takes a second.
+    Run it on a thread: other conversions continue meanwhile."""
     with kept_from_forks():
         pa.scalar(0)
     _warm.set()
 
 
 def polars_works() -> bool:
-    """Whether polars may be used. Its threads are not in a child of a fork, where a call that gives them work
-    would wait for ever."""
+    """Whether polars may be used. A forked child does not have its threads, so a call would wait for ever."""
     return not pl.__dict__["_is_lost"]
 
 

@@ -1,10 +1,11 @@
-"""The refusal of a value. It travels up to the caller that knows the number of the input row."""
+"""The error of a value that cannot be stored. The caller that knows the number of the input row handles
+it."""
 
 from __future__ import annotations
 
 
 class Refusal(Exception):
-    """A value cannot be stored: its row among the given values (-1: all of them), and the reason."""
+    """A value cannot be stored: its row among the values (-1: all of them), and the reason."""
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
@@ -13,7 +14,7 @@ class Refusal(Exception):
 
 
 class TooMuchText(Exception):
-    """These values have 2 GiB of text or bytes, which one array cannot hold: fewer of them may do."""
+    """The values have 2 GiB of text or bytes, which one array cannot hold. Fewer values may fit."""
 
 
 def short(value: object) -> str:
@@ -26,6 +27,6 @@ def short(value: object) -> str:
 
 
 def unexpected(value: object, expected: str) -> str:
-    """What a value of another type than the wanted one is told."""
+    """The reason for a value of a wrong type."""
     shown_type, text = type(value).__name__, short(value)
     return f"expected {expected}, got {text if text.startswith(f'{shown_type}(') else f'{shown_type} {text}'}"

@@ -1,10 +1,10 @@
 """Values as canonical JSON and back, without Arrow: for calls about one key, and for some thousand rows of a
 stash.
 
-It is for types whose values JSON can say: str, int, float, bool, and structs of these. `writer_of` and
-`reader_of` give functions of single values, `texts_of` and `values_of` take many. They give exactly what
-`data/jsonable.py` gives for a column; what they do not take (`None`) takes the way by a column, which checks
-it.
+It handles the types whose values JSON has: str, int, float, bool, and structs of these. `writer_of` and
+`reader_of` return functions for single values; `texts_of` and `values_of` take many values. The results equal
+those of `data/jsonable.py` for a column. For other values they return `None`; then the caller makes a column,
+which also checks the values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INT64 = range(-(2**63), 2**63)
 SLICE_ROWS = 4096  # about a millisecond: other threads run between the slices
 
 Plainly = Callable[[Any], Any]
-"""A value to what `json` writes, or back. `LookupError` for what takes the other way."""
+"""From a value to one that `json` writes, or back. `LookupError` for a value that needs a column."""
 
 
 def writer_of(field: Field) -> Callable[[Any], str | None]:
@@ -155,7 +155,7 @@ def _of_plain(field: Field) -> Plainly | None:
 
 
 def texts_of(field: Field, values: Sequence[Any]) -> list[str] | None:
-    """The texts of all `values`; `None` if any of them takes the way by a column."""
+    """The texts of all `values`; `None` if one of them needs a column."""
     texts: list[str] = []
     try:
         for at in range(0, len(values), SLICE_ROWS):
@@ -166,7 +166,7 @@ def texts_of(field: Field, values: Sequence[Any]) -> list[str] | None:
 
 
 def values_of(field: Field, texts: Sequence[str]) -> list[Any] | None:
-    """The values of all `texts`; `None` if any of them takes the way by a column."""
+    """The values of all `texts`; `None` if one of them needs a column."""
     values: list[Any] = []
     try:
         for at in range(0, len(texts), SLICE_ROWS):
@@ -181,7 +181,7 @@ def values_of(field: Field, texts: Sequence[str]) -> list[Any] | None:
 
 
 def _texts(field: Field, values: Sequence[Any]) -> list[str]:
-    """`LookupError`, or the error of the values, where they take the way by a column."""
+    """`LookupError`, or the error of a value, if the values need a column."""
     codec, types = field.codec, set(map(type, values))
     if not isinstance(codec, Instances):
         return joined_leaves(_leaves(codec, values, types))
@@ -209,7 +209,7 @@ def _values(field: Field, plain: Sequence[Any]) -> Sequence[Any]:
 
 
 def _leaves(codec: Any, values: Sequence[Any], types: set[type]) -> Sequence[Any]:
-    """The values of a leaf, all of its type, as JSON says them; `LookupError` for any others."""
+    """The values of a leaf in their JSON form; `LookupError` unless all of them have its type."""
     kinds = _kinds(codec.arrow_type) if type(codec) is Plain else ()
     if not kinds or types != {*kinds}:
         raise LookupError

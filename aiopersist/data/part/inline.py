@@ -18,13 +18,12 @@ STREAM_MIN = 8  # messages: the entry into a stream takes as long as to read fou
 
 
 def checksum(data: bytes | memoryview) -> str:
-    """The proof that bytes are the written ones: 128 bits of their SHA-256, in hex."""
+    """128 bits of the SHA-256 of the bytes, in hex: proves that bytes are the written ones."""
     return sha256(data).hexdigest()[:32]
 
 
 def encode_inline(table: pa.Table | pa.RecordBatch) -> bytes:
-    """The rows as one record batch message. `ValueError` for more text than one array holds: Arrow combines
-    it to several chunks."""
+    """The rows as one record batch message. `ValueError` if they have more text than one array holds."""
     if isinstance(table, pa.Table):
         (table,) = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
     data: bytes = table.serialize().to_pybytes()
@@ -32,14 +31,14 @@ def encode_inline(table: pa.Table | pa.RecordBatch) -> bytes:
 
 
 def decode_inline(data: bytes, schema: Schema[Any, Any, Any], expected: str | None) -> pa.Table:
-    """The rows again. `Corruption` unless the bytes have the `expected` checksum (`None`: unknown)
-    and hold a batch of the schema."""
+    """The rows of an inline part. `Corruption` unless the bytes have the `expected` checksum (`None`:
+    unknown) and hold a batch of the schema."""
     return decode_inline_parts([(data, expected)], schema)
 
 
 def decode_inline_parts(parts: Iterable[tuple[bytes, str | None]], schema: Schema[Any, Any, Any]) -> pa.Table:
-    """`decode_inline` of several parts, a chunk for each: validated together, as a call for each of some
-    hundreds costs more than its work."""
+    """`decode_inline` of several parts, a chunk for each. They are validated together: for hundreds of small
+    parts a call for each costs more than the work."""
     messages = [_sound(*part) for part in parts]
     try:
         table = _read(messages, schema.arrow_schema)
@@ -50,8 +49,8 @@ def decode_inline_parts(parts: Iterable[tuple[bytes, str | None]], schema: Schem
 
 
 def _read(messages: list[bytes], schema: pa.Schema) -> pa.Table:
-    """The batches of the messages. Many are read as one stream, by one call: a thread gives the interpreter's
-    lock away in each call of Arrow, and may wait for it longer than it works."""
+    """The batches of the messages. One call reads many of them as a stream, because each call of Arrow gives
+    up the interpreter's lock, and a thread may wait for it longer than it works."""
     if len(messages) < STREAM_MIN:
         batches = [ipc.read_record_batch(pa.py_buffer(message), schema) for message in messages]
         return pa.Table.from_batches(batches, schema)

@@ -1,13 +1,13 @@
-"""How a read is divided: ranges of rows, in sorted order, with about as many updates each, as far as
-statistics tell.
+"""How a read is divided: ranges of rows in sorted order, with about the same number of updates each. The
+statistics of parts decide.
 
 The plan works on *blocks*, mostly row groups: the least and the greatest value of each column, and the number
 of updates. Blocks of several runs overlap, so the reader of a range reads it from every run and sums it. Cuts
 are at lower bounds of blocks, where a reader can skip most of a run.
 
-*Order.* Rows are sorted by (key, value), that is by their leaf columns one after the other (`leaves`). Ranges
-are over the first leaf. *Skew*: a value that fills many blocks cannot be cut; the next leaf divides its rows,
-and so on. So ranges follow each other in sorted order, over whichever leaf they are.
+*Order.* Rows are sorted by key and value, that is by their leaf columns one after the other (`leaves`).
+Ranges are over the first leaf. *Skew*: a value that fills many blocks cannot be cut, so the next leaf divides
+its rows, and so on. All ranges together follow the sorted order, whatever leaf each of them divides.
 
 *Nulls* come first: they are in the range without a lower bound. *NaN* comes last: it is in the range without
 an upper bound.
@@ -46,8 +46,8 @@ class Block(NamedTuple):
 
 
 class KeyRange(NamedTuple):
-    """The rows whose first leaves are `prefix`, and whose next leaf is in `[lower, upper)`; with `after`
-    greater than `lower`. `None` is no bound."""
+    """The rows whose first leaves are `prefix`, and whose next leaf is in `[lower, upper)`; with `after`, in
+    `(lower, upper)`. `None` is no bound."""
 
     prefix: tuple[Any, ...] = ()
     lower: Any = None
@@ -182,7 +182,7 @@ def leaves(schema: Schema[Any, Any, Any]) -> list[Leaf]:
 
 
 def _walk(path: tuple[str, ...], t: pa.DataType, nullable: bool, leaves_out: list[Leaf]) -> bool:
-    """Add the leaves at `path`; whether the leaves after them can divide, too."""
+    """Add the leaves at `path`. Returns whether the leaves after them can divide, too."""
     is_ = pa.types
     if is_.is_null(t):
         return True
@@ -248,7 +248,7 @@ def to_stored(keys: KeyRange, order: Sequence[Leaf]) -> dict[str, Any]:
 
 
 def from_stored(stored: Mapping[str, Any], order: Sequence[Leaf]) -> KeyRange:
-    """The range again; `ValueError` if the schema has no such range."""
+    """The range of this JSON; `ValueError` if it does not fit the schema."""
     prefix = stored["prefix"]
     if len(prefix) > len(order) or (len(prefix) == len(order) and {"lower", "upper"} & stored.keys()):
         raise ValueError("a range over columns that the schema does not have")

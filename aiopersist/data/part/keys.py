@@ -24,7 +24,7 @@ def is_key(key: pa.Scalar) -> pc.Expression:
 
 
 def at_or_beyond(key: pa.Scalar) -> pc.Expression:
-    """The rows of `key` and of those beyond it: the first leaf that differs is greater, or none differs."""
+    """The rows at or beyond `key`: the first leaf that differs is greater, or none differs."""
     leaves = list(_leaves(key))
     differs = [
         reduce(and_, [*(leaf.equal() for leaf in leaves[:number]), last.beyond()])
@@ -62,7 +62,7 @@ class _KeyLeaf(NamedTuple):
         return bool(pa.types.is_floating(self.value.type) and isnan(self.value.as_py()))
 
     def _unless_null(self, fact: pc.Expression) -> pc.Expression:
-        """False for nulls, of which `fact` is null."""
+        """`fact`, but false for nulls, where `fact` itself is null."""
         return self.field.is_valid() & fact if self.nullable else fact
 
 

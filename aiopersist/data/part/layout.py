@@ -1,9 +1,9 @@
 """How columns lie in a Parquet file: compression, encodings, and a restriction of Parquet's writer.
 
 If values repeat, a dictionary halves the file. If they do not, the dictionary costs a quarter of the
-writing and half of the reading, and the writer gives it up once it is full. So a sample decides, column
-by column. Integers that do not repeat are stored as differences, which suits growing times and ids. The file
-is plain Parquet, for any reader.
+writing and half of the reading, and the writer drops it once it is full. So a sample decides for each
+column. Integers that do not repeat are stored as differences, which suits growing times and ids. Any Parquet
+reader can read the file.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def layout(table: pa.Table) -> dict[str, Any]:
 
 
 def writable(table: pa.Table) -> pa.Table:
-    """The table as Parquet's writer takes it. The writer refuses nulls in a field that is not
-    nullable, even if the struct around it is absent, so the validity bits are left out there."""
+    """The table in a form that Parquet's writer takes. The writer refuses nulls in a field that is not
+    nullable, even in an absent struct, so the validity bits are left out there."""
     fields = table.schema
     if not any(map(_may_have_idle_nulls, fields)):
         return table
@@ -53,7 +53,8 @@ def writable(table: pa.Table) -> pa.Table:
 
 
 def _may_have_idle_nulls(field: pa.Field, absent: bool = False) -> bool:
-    """Whether it has a field that is not nullable in a struct that is, or that may be `absent` itself."""
+    """Whether it has a field that is not nullable within a struct that is nullable, or that may be
+    `absent`."""
     of = field.type
     if absent and not field.nullable:
         return True

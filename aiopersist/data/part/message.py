@@ -1,10 +1,10 @@
 """Inline parts of a few plain rows, without Arrow.
 
-Arrow makes columns of ten rows, and a message of them, in 20 us where the caches are warm, which they are not
-after a wait. But the messages of as many rows of one schema differ in few places: in the body, in its length,
-and in where each of its buffers begins and ends. So Arrow makes one message of rows that are made up, and the
-others are made after this *template*, in a third of the time. Their bytes are those that Arrow would write: a
-template is used only if it makes what Arrow makes of other rows, too.
+Arrow makes columns of ten rows, and a message of them, in 20 us if the caches are warm; after a wait they are
+not. Messages with the same schema and number of rows differ only in the body, its length, and the places of
+its buffers. So Arrow makes one message of sample rows, and this *template* makes the others, in a third of
+the time. Their bytes are those that Arrow would write: a template is used only if it also makes the message
+that Arrow makes of other sample rows.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from aiopersist.data.part.inline import encode_inline
 from aiopersist.data.types.schema import PlainTypes
 
 ALIGNMENT = 8  # bytes, to which Arrow pads a buffer
-SAMPLES = (3, 0, 20)  # bytes of each text in the rows that are made up
+SAMPLES = (3, 0, 20)  # bytes of each text in the sample rows
 
 _PADDING = [b"\0" * size for size in range(ALIGNMENT)]
 _LENGTH = Struct("<q")
 
 
 class Template(NamedTuple):
-    """What is the same in the messages of so many rows."""
+    """The bytes that all messages with the same number of rows share."""
 
     metadata: bytes
-    """All that comes before the body."""
+    """The bytes before the body."""
     places_at: int
-    """Where in it the places of the buffers stand."""
+    """The offset of the places of the buffers in the head."""
     length_at: int
-    """Where in it the length of the body stands."""
+    """The offset of the length of the body in the head."""
 
     def message(self, columns: Sequence[Buffers]) -> bytes:
         """The message of these columns."""
@@ -45,7 +45,7 @@ class Template(NamedTuple):
 
 
 def template_of(plain: PlainTypes, schema: pa.Schema, rows: int) -> Template | None:
-    """The template for so many rows, made once; `None` if Arrow writes another message than is known here."""
+    """The template for so many rows, made once; `None` if Arrow writes messages of another form."""
     if rows not in plain.templates:
         plain.templates[rows] = _tested_template(plain, schema, rows) if plain.encoders else None
     template: Template | None = plain.templates[rows]
@@ -53,7 +53,7 @@ def template_of(plain: PlainTypes, schema: pa.Schema, rows: int) -> Template | N
 
 
 def batch_of(columns: Sequence[Buffers], schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    """The same columns as Arrow has them."""
+    """The columns as a record batch of Arrow."""
     arrays = [assembled(t, rows, buffers) for t, buffers in zip(schema.types, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

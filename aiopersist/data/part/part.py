@@ -1,4 +1,4 @@
-"""Parts: sorted, consolidated updates as one Parquet file, and the proof that its bytes are the written ones.
+"""Parts: sorted, consolidated updates as one Parquet file, with checksums of all bytes.
 
 A part is written once and read by ranges, so every range is checked by itself, in a chain:
 
@@ -8,11 +8,11 @@ A part is written once and read by ranges, so every range is checked by itself, 
    of bytes, their CRC-32, its rows and statistics. The first range begins at byte 0, so the ranges and
    the footer cover every byte of the file.
 
-So damaged bytes are found wherever they lie. Another valid part is found, too: its footer has another
+So every damaged byte is noticed, and also another valid part in place of this one: its footer has another
 checksum, since the footer holds the checksums of the row groups. Any Parquet reader can open a part.
 
-The metadata also holds the format version and the description at the time of writing: lower, since, and
-the empty upper, since the bounds in the state decide.
+The metadata also holds the format version and the description at the time of writing: lower, since, and an
+empty upper. The bounds in the state decide.
 """
 
 from __future__ import annotations
@@ -235,8 +235,8 @@ def read_rows(
     schema: Schema[Any, Any, Any],
     keys_sought: WantedKeys,
 ) -> pa.Table:
-    """As `read_row_groups`, the rows that have wanted keys. Keys are decoded first; the other columns only up
-    to the last row that is wanted."""
+    """The rows of some row groups that have one of the keys. The column of keys is decoded first; the other
+    columns are decoded only up to the last match."""
     ranges = Ranges([fetched, (index.size - len(index.footer), index.footer)], index.size)
     _check(index, ranges, row_groups)
     arrow = schema.arrow_schema
@@ -254,7 +254,7 @@ def read_rows(
 
 
 def _within(batches: Iterable[pa.RecordBatch], rows: range) -> pa.Table:
-    """These rows of batches that follow each other. Takes none behind them."""
+    """The rows of this range in a sequence of batches. Takes no batch after the range."""
     slices, first = [], 0
     for batch in batches:
         start, end = max(rows.start - first, 0), min(rows.stop - first, batch.num_rows)
@@ -274,8 +274,8 @@ def iter_row_groups(
     rows_max: int,
 ) -> Iterator[pa.Table]:
     """The rows of some row groups, in order, from bytes that cover them, in tables of at most `rows_max`
-    rows of one row group: rows may be larger there than elsewhere. Decoded in memory are a page of each
-    column and one table. `Corruption` unless all bytes are the written ones."""
+    rows of one row group: use it where rows may be large. Memory holds a page of each column and one table.
+    `Corruption` unless all bytes are the written ones."""
     ranges = Ranges([fetched, (index.size - len(index.footer), index.footer)], index.size)
     _check(index, ranges, row_groups)
     with _reading(schema):
@@ -300,8 +300,8 @@ def _check(index: PartIndex, ranges: Ranges, row_groups: Iterable[int]) -> None:
 
 
 def read_index(data: bytes, ref: PartRef) -> PartIndex:
-    """The index of a part, from all its bytes. `Corruption` unless their number is right, and the footer is
-    the written one."""
+    """The index of a part, from all its bytes. `Corruption` unless their number and the footer are the
+    written ones."""
     if len(data) != ref.size:
         raise Corruption(f"a part has {len(data)} bytes, and {ref.size} were written")
     return read_footer(data[len(data) - ref.footer_bytes :], ref)

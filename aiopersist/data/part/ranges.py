@@ -32,8 +32,8 @@ class Ranges:
 
     def file(self) -> Any:
         """A file that Arrow's threads may read from, in Arrow's own memory. The threads release it a moment
-        after they give the result. Python's memory would then be released perhaps while the interpreter
-        ends, and the process would abort. Memory pages that no range covers are never touched."""
+        after they return the result. If Python's memory were released then, while the interpreter ends, the
+        process would abort. Memory pages that no range covers are never touched."""
         buffer = pa.allocate_buffer(self.size)
         view = memoryview(buffer).cast("B")
         for offset, data in self._fetched:

@@ -1,11 +1,13 @@
 """A reader's choice of rows (`where`) and of columns, and the data that it can skip unread.
 
-Columns have dotted names (`val.amount`); if the name of a field of key or value is unique, that name works
-alone. A condition is a `pyarrow.compute` expression over key and value, so it may be applied before diffs
-are summed. Pruning gives Arrow the bounds of each part as a guarantee, and asks whether the condition can
-still hold; a condition that Arrow does not understand prunes nothing. A column with NaN gives no
-guarantee, since every comparison with NaN is false. Nor does any float column if the condition itself
-names NaN, which Arrow would treat as a number.
+Columns have dotted names (`val.amount`). If no other column has the name of a field (`amount`), the name of
+the field is enough. A condition is a `pyarrow.compute` expression over key and value, so it may be applied
+before diffs are summed.
+
+Pruning gives Arrow the bounds of each part as a guarantee, and asks whether the condition can still hold. A
+condition that Arrow does not understand prunes nothing. A column with NaN gives no guarantee, since every
+comparison with NaN is false. If the condition itself names NaN, which Arrow treats as a number, no float
+column gives a guarantee.
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ from aiopersist.data.types.codec import Codec, Field
 from aiopersist.data.types.nested import Structs
 from aiopersist.data.types.schema import Schema
 
-# Functions, as they are written in an expression, that never make NaN from other values; all others may.
+# Functions of an expression that never make NaN from other values. All others may.
 _WITHOUT_NAN = {"and", "or", "invert", "is_in", "is_null", "is_valid", "true_unless_null"}
 
 
 def check_where(where: Any, schema: Schema[Any, Any, Any]) -> None:
     """`InvalidUsage` of kind `INVALID_COLUMN` unless `where` is a condition on key and value. The check
-    applies it to a row of nulls: an empty table would accept, say, a naive time compared with one in a
+    applies it to a row of nulls, since an empty table accepts too much: a naive time compared with one in a
     zone."""
     if not isinstance(where, pc.Expression):
         raise _invalid(f"where= is a pyarrow.compute expression, not {type(where).__name__}")
@@ -72,8 +74,8 @@ def resolve_columns(columns: Sequence[str], schema: Schema[Any, Any, Any]) -> di
 
 
 def _names(schema: Schema[Any, Any, Any]) -> dict[str, set[tuple[str, ...]]]:
-    """The paths that each name may mean: dotted names, and names of fields alone. Names of fields may have
-    dots, so a name may mean several paths."""
+    """The paths that each name may mean: dotted names, and names of fields. Names of fields may have dots, so
+    a name may mean several paths."""
     paths = {name: {path} for name, path in flat_names(schema).items()}
 
     def walk(path: tuple[str, ...], t: pa.DataType) -> None:
@@ -100,7 +102,7 @@ def project(table: pa.Table, paths: Mapping[str, tuple[str, ...]]) -> pa.Table:
 def decode_projected(
     table: pa.Table, paths: Mapping[str, tuple[str, ...]], schema: Schema[Any, Any, Any]
 ) -> list[tuple[Any, ...]]:
-    """The rows of a projection as values of the types of the schema, and `diff`."""
+    """The rows of a projection as values of the schema's types, and `diff`."""
     columns = [_field(path, schema).decode(table.column(name)) for name, path in paths.items()]
     return list(zip(*columns, table.column("diff").to_pylist(), strict=True))
 
@@ -122,7 +124,7 @@ def _inner(codec: Codec, name: str) -> Field:
 
 
 def flat_names(schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
-    """The fields of key and value whose name works alone, with their paths."""
+    """The fields of key and value that can be named without `key.` or `val.`, with their paths."""
     paths: dict[str, list[tuple[str, ...]]] = {}
     for side in ("key", "val"):
         t = schema.arrow_schema.field(side).type
@@ -135,9 +137,8 @@ def flat_names(schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
 def prune(
     where: Any, records: Sequence[Mapping[str, Any] | None], schema: Schema[Any, Any, Any]
 ) -> list[bool]:
-    """For each record of statistics, in stored form, whether rows of its data may match. `None`, and columns
-    that a record leaves out, prune nothing. `schema` is that of the data or an evolved one: a column without
-    statistics may hold anything."""
+    """For each record of statistics, in stored form, whether its data may have matching rows. `None` prunes
+    nothing, nor does a column that a record lacks. `schema` is that of the data or an evolved one."""
     types = leaf_types(schema)
     if set(re.findall(r"\bnan\b|(?<=\b)\w+(?=\()", _written(where))) - _WITHOUT_NAN:
         types = {name: t for name, t in types.items() if not pa.types.is_floating(t)}
@@ -186,8 +187,7 @@ def _facts(field: Any, entry: Mapping[str, Any], t: pa.DataType) -> list[Any]:
 
 
 def _written(where: Any) -> str:
-    """The expression as text. Arrow cuts long texts in it, perhaps within a character: then it cannot be
-    written."""
+    """The expression as text. Arrow cuts long texts in it, perhaps within a character: then this fails."""
     try:
         return str(where)
     except UnicodeDecodeError:
@@ -195,8 +195,8 @@ def _written(where: Any) -> str:
 
 
 def _with_flat(table: pa.Table, schema: Schema[Any, Any, Any]) -> pa.Table:
-    """Key and value, the fields whose name works alone, then the other columns of the table. In this order a
-    column number in a condition means the same column of every table."""
+    """Key and value, the fields of `flat_names`, then the other columns of the table. In this order a column
+    number in a condition means the same column of every table."""
     fields, columns = [], []
     for name, path in {"key": ("key",), "val": ("val",), **flat_names(schema)}.items():
         column, nullable = _at(table, path)

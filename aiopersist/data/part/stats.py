@@ -8,8 +8,8 @@ be rounded up, there is no upper bound (`None`). Lists have only a count.
 Points in time are integers throughout: Arrow's cover more years than Python's. If names of fields have
 dots, two leaves may share a dotted name: then neither has statistics.
 
-The stored form is JSON. A budget bounds its size by dropping whole columns: larger ones first, and keys,
-then times, last, since readers prune by them most.
+The stored form is JSON. A budget limits its size: whole columns are dropped, larger ones first. Keys, and
+then times, are dropped last, since readers prune by them most.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def of_part(
 
 
 def if_computable(work: Callable[[], T]) -> T | None:
-    """The result of `work`, which computes statistics; `None` if it fails. Statistics only save work, so a
-    part is written without them."""
+    """The result of `work`, which computes statistics; `None` if it fails. Then the part is written without
+    them, since statistics only save work."""
     try:
         return work()
     except (pa.ArrowException, ValueError, TypeError, ArithmeticError):
@@ -68,7 +68,7 @@ def if_computable(work: Callable[[], T]) -> T | None:
 
 
 def merge(records: Iterable[Record], schema: Schema[Any, Any, Any]) -> Record:
-    """The statistics of a part from those of its row groups; without a bound that a row group lacks."""
+    """The statistics of a part from those of its row groups. A bound that one row group lacks is left out."""
     records = list(records)
     types = leaf_types(schema)
     names = [name for name in records[0] if name in types] if records else []
@@ -93,8 +93,8 @@ def trim(record: Record, budget_bytes: int, untrimmable: UntrimmableColumns) -> 
 
 
 def decode_stats(record: Mapping[str, Any], schema: Schema[Any, Any, Any]) -> dict[str, ColumnStats]:
-    """The stored form as values, of the types of the schema if a bound is such a value. A bound that Python
-    cannot represent is `None`. `Corruption` for a record that is none."""
+    """The stored form as values of the schema's types, where a bound is such a value. A bound that Python
+    cannot represent is `None`. `Corruption` for anything but a record of statistics."""
     fields, types = _leaf_fields(schema), leaf_types(schema)
     stats = {}
     for name, entry in record.items():
@@ -111,8 +111,8 @@ def key_lower(table: pa.Table | pa.RecordBatch) -> Any:
 
 
 def decode_key_lower(stored: Any, schema: Schema[Any, Any, Any]) -> Any:
-    """The bound as a value of the key's type; `None` if Python cannot represent it. `Corruption` for JSON
-    that is no such value."""
+    """The bound as a value of the key's type; `None` if Python cannot represent it. `Corruption` for other
+    JSON."""
     with _readable("key"):
         return _value(stored, schema.arrow_schema.field("key").type, schema.key)
 
@@ -183,7 +183,7 @@ def _cut(scalar: Any) -> Any:
 
 
 def _rounded_up(scalar: Any) -> Any:
-    """An upper bound of at most `BOUND_BYTES`, null if there is none."""
+    """An upper bound of at most `BOUND_BYTES`; null if there is no such bound."""
     if not _is_long(scalar):
         return scalar
     prefix = _prefix(scalar.as_py())

@@ -1,5 +1,5 @@
-"""The rows of a part that no state names: by what the file says of itself, without the proof that its bytes
-are the written ones. For those who look for what is left of rows that were erased."""
+"""The rows of a part that no state names, for a search for what is left of erased rows. Without the state
+there is no checksum: the file itself says what it holds."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from aiopersist.data.types.schema import Schema
 def iter_rows(
     data: bytes, schemas: Sequence[Schema[Any, Any, Any]], to: Schema[Any, Any, Any]
 ) -> Iterator[pa.Table]:
-    """The rows, row group by row group, as `to` has them. `schemas` are those of the shard. `Corruption`
-    for what is no part of any of these."""
+    """The rows, row group by row group, in the schema `to`. `schemas` are those of the shard. `Corruption`
+    unless the data is a part of one of them."""
     try:
         file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
         written = next(s for s in schemas if _alike(s.arrow_schema, file.schema_arrow))

@@ -1,7 +1,7 @@
-"""Some keys that a read looks for: what statistics say about them, and which rows have them.
+"""The keys that a read looks for: which data may have them by its statistics, and which rows have them.
 
-Both look at each leaf of the keys alone. So if keys have several fields, data may pass that has none of the
-keys: fields of several keys, mixed. The reader compares whole keys at the end.
+Both checks look at each leaf of the keys by itself. So if keys have several fields, a row may pass that mixes
+the fields of several keys. The reader compares whole keys at the end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WantedKeys:
         return stats is None or all(leaf.may_be_in(stats.get(leaf.name)) for leaf in self._bounded)
 
     def rows(self, column: pa.ChunkedArray) -> range:
-        """Where they are in a column of keys: the first of their rows, and those up to the last one."""
+        """The range of rows in a column of keys from the first match to the last."""
         matches = pc.indices_nonzero(self.mask(column))
         return range(matches[0].as_py(), matches[-1].as_py() + 1) if len(matches) else range(0)
 

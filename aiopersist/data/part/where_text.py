@@ -1,4 +1,4 @@
-"""Conditions as text, for people at a command line or before a page: `key >= "a" and val.amount > 3`.
+"""Conditions as text, for a command line or a page: `key >= "a" and val.amount > 3`.
 
     condition  = and_ {"or" and_}
     and_       = not_ {"and" not_}
@@ -9,13 +9,13 @@
     sign       = "=" | "==" | "!=" | "<>" | "<" | "<=" | ">" | ">="
     value      = number | text | "true" | "false"
 
-A column is `key`, `val`, a field of a struct by its path (`val.amount`), or by its name alone if only one
-field has it; backticks surround any other name. A text is in single or double quotes; a quote within it is
-doubled. It takes the type of the column that it is compared with: an instant, a date, a decimal, bytes. Words
+A column is `key`, `val`, or a field of a struct: by its path (`val.amount`), or by its name if only one field
+has it. Any other name is in backticks. A text is in single or double quotes; a quote within it is doubled.
+The text takes the type of the column that it is compared with: an instant, a date, a decimal, bytes. Words
 may be in capitals.
 
-As in SQL, a comparison with null is neither true nor false, and only what is true is kept. The text becomes a
-`pyarrow.compute` expression, value by value: nothing of it is ever run.
+As in SQL, a comparison with null is neither true nor false, and only rows for which the condition is true are
+kept. The text becomes a `pyarrow.compute` expression; no part of the text is executed.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ _WORDS = {"and", "or", "not", "in", "is", "null", "true", "false"}
 
 
 def parse_where(text: str, schema: Schema[Any, Any, Any]) -> Any:
-    """The condition that `text` says, for `where=` of snapshots of that schema. `InvalidUsage` of kind
+    """The condition of `text`, for `where=` of snapshots with this schema. `InvalidUsage` of kind
     `INVALID_COLUMN` shows the place in the text."""
     return _Parser(text, schema).whole()
 
 
 class _Token(NamedTuple):
     kind: str
-    """`number`, `text`, `name`, `end`; of a sign or a word, that itself."""
+    """`number`, `text`, `name`, `end`; for a sign or a word, the sign or word itself."""
     text: str
     at: int
 
@@ -244,7 +244,7 @@ class _Parser:
         return _Operand(pc.field(*path), of, token.at)
 
     def _value(self, operand: _Operand, of: pa.DataType | None) -> Any:
-        """The operand, a value as one of that type."""
+        """The operand; a value becomes a value of the type `of`."""
         if operand.type is not None:
             return operand.what
         try:
@@ -275,14 +275,14 @@ def _scalar(value: Any, of: pa.DataType | None) -> Any:
 
 
 def _number_of(operand: _Operand) -> Decimal | None:
-    """A number that stands in the text; `None` for all else."""
+    """The number of an operand; `None` for any other operand."""
     what = operand.what
     is_number = operand.type is None and isinstance(what, int | Decimal) and not isinstance(what, bool)
     return Decimal(what) if is_number else None
 
 
 def _null(column: Any, of: Any) -> Any:
-    """Null where the column is, else false."""
+    """Null where the column is null, else false."""
     differs = column != column
     return differs & ~column.is_nan() if pa.types.is_floating(of) else differs
 
@@ -302,8 +302,8 @@ def _holds(of: Any, value: Decimal) -> bool:
 
 
 def _floor(value: Decimal, of: Any) -> pa.Scalar:
-    """The greatest number of that type that is not above the value; `OverflowError`, or an error of Arrow, if
-    there is none."""
+    """The greatest number of that type at or below the value; `OverflowError`, or an error of Arrow, if there
+    is none."""
     if value and value.adjusted() > DIGITS_MAX:
         raise OverflowError
     if value and value.adjusted() < -DIGITS_MAX:
@@ -314,11 +314,11 @@ def _floor(value: Decimal, of: Any) -> pa.Scalar:
 
 
 def _compared_exactly(sign: str, column: Any, of: Any, value: Decimal) -> Any:
-    """The comparison with a number that the column may not be able to hold: then none of its values equals
-    it, and a value is less if it is at most the greatest that is."""
+    """The comparison with a number. If the column cannot hold the number, no value equals it, and the values
+    below it are those up to its floor."""
     if _holds(of, value):
         return _SIGNS[sign](column, _floor(value, of))
-    never, always = column != column, column == column  # null where the column is
+    never, always = column != column, column == column  # null where the column is null
     if sign in EQUAL or sign in UNEQUAL:
         return never if sign in EQUAL else always
     try:
