@@ -1,15 +1,15 @@
-"""Checks that Arrow data from outside is sound: that its bytes are values of its types.
+"""Checks that Arrow data from outside is sound: its bytes are values of its types.
 
-Arrow trusts the program that made an array: it carries bytes that are no UTF-8, decimals beyond their
-precision, a time of 24:00:00 and offsets that go back, until some code reads them. So all data is checked
-here before it is taken.
+Arrow trusts the program that made an array. The array may have bytes that are no UTF-8, decimals beyond their
+precision, a time of 24:00:00, or offsets that go back, and no code notices until it reads them. So all data
+is checked here first.
 
 Arrow's `validate(full=True)` checks leaf columns. For a nested array it would check all elements of the
 children, even if the array is a slice: a table cut into many batches would be checked whole for each batch.
-So the own level of a nested array is checked with children of nulls in place of its own, and then the part
-of the children that its rows use.
+So a nested array is first checked with nulls in place of its children; then the part of the children that its
+rows use is checked.
 
-A null row must be sound, too: the bytes beneath it are stored as they are.
+A null row must be sound, too: the bytes beneath it are stored.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def raise_first(refusals: list[Refusal]) -> None:
 
 
 def _check_elements(array: Array) -> None:
-    """Check the elements from the first offset to the last; the offsets are known to rise."""
+    """Check the elements from the first offset to the last. The offsets were checked before: they rise."""
     offsets = array.offsets
     start, end = (offsets[at].as_py() for at in (0, len(array)))
 
@@ -222,7 +222,7 @@ def _first_faulty(array: Array) -> int:
 
 
 def _last_at_most(offsets: Array, at: int) -> int:
-    """The row of the list that holds the element `at`: the last row that begins at or before it."""
+    """The row of the list that has the element `at`: the last row that begins at or before it."""
     low, high = 0, len(offsets) - 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -234,7 +234,7 @@ def _last_at_most(offsets: Array, at: int) -> int:
 
 
 def list_of(array: Array, element: int) -> int:
-    """The row of the list that holds an element of the flattened array; for any kind of list."""
+    """The row of the list that has an element of the flattened array; for any kind of list."""
     ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64()))
     row: int = pc.index(pc.greater(ends, element), bool_scalar(True)).as_py()
     return row

@@ -1,4 +1,4 @@
-"""From annotations to the fields of a schema: of Python types, models, Arrow types and codecs."""
+"""The fields of a schema from annotations: Python types, models, Arrow types and codecs."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ KNOWN = (
 
 
 def field_of(annotation: Any, *, frozen: bool, within: tuple[type, ...] = ()) -> Field:
-    """The field that `annotation` stands for. `frozen`: its models must be frozen, as in a key. `within` are
-    the models around it. `TypeError` for a type that cannot be stored."""
+    """The field of `annotation`. `frozen`: its models must be frozen, as in a key. `within`: the models
+    around it. `TypeError` for a type that cannot be stored."""
     if isinstance(annotation, Codec):
         return Field(_own(annotation), nullable=False)
     if annotation is None or annotation is NONE:

@@ -1,4 +1,5 @@
-"""Arrow data from outside as columns of a schema: a value is cast if it stays the same, else refused.
+"""Arrow data from outside as columns of a schema: a value is cast if it stays the same, and refused
+otherwise.
 
 Widths, views, large types, dictionaries and units may differ. Kinds may not: text is not bytes, a
 float is no int even if it is whole, a naive timestamp has no time zone. A null is refused where the
@@ -69,8 +70,8 @@ def _cast(array: Array, to: pa.DataType) -> Array:
 
 
 def _decoded(array: Array) -> Array:
-    """The values of a dictionary, of runs, or of views, each by itself. A few bytes may stand for gigabytes
-    of text, and Arrow does not see that 32-bit offsets wrap: text of the result has 64-bit offsets."""
+    """The values of a dictionary, of runs or of views as a plain array. A few bytes may stand for gigabytes
+    of text, and Arrow does not notice that 32-bit offsets wrap, so text of the result has 64-bit offsets."""
     is_, t = pa.types, array.type
     if is_.is_dictionary(t):
         entries = _wide(array.dictionary)
@@ -83,7 +84,7 @@ def _decoded(array: Array) -> Array:
 
 
 def _wide(array: Array) -> Array:
-    """Text and bytes with 64-bit offsets; all else as it is."""
+    """Text and bytes with 64-bit offsets; other types unchanged."""
     is_, t = pa.types, array.type
     if is_.is_string(t) or is_.is_string_view(t):
         return array.cast(pa.large_string())
@@ -137,7 +138,7 @@ def _casts(array: Array, to: pa.DataType) -> bool:
 
 
 def _cast_struct(array: Array, to: pa.DataType) -> Array:
-    """By the names of the fields. An optional one that is not given is null, as in a row."""
+    """By the names of the fields. A missing optional field is null, as in a row."""
     names = [field.name for field in array.type]
     fields = {field.name: field.nullable for field in to}
     lacks = [name for name, optional in fields.items() if name not in names and not optional]
@@ -159,7 +160,7 @@ def _cast_list(array: Array, to: pa.DataType) -> Array:
     lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())  # sums of 32 bits would wrap
     ends = pc.cumulative_sum(lengths)
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
-    # Drop its validity buffer, though there are no nulls: older pyarrow takes no mask together with one.
+    # Drop the validity buffer: older pyarrow takes no mask together with one, even without nulls.
     offsets = pa.Array.from_buffers(pa.int32(), len(offsets), [None, offsets.buffers()[1]], 0, offsets.offset)
     mask = array.is_null() if array.null_count else None
     return pa.ListArray.from_arrays(offsets, elements, type=to, mask=mask)
@@ -179,7 +180,7 @@ def _cast_fixed(array: Array, to: pa.DataType) -> Array:
 
 
 def _list_of(array: Array, element: int) -> int:
-    """As `list_of`; -1, the column as a whole, stays -1."""
+    """As `list_of`; -1 (the whole column) stays -1."""
     return element if element < 0 else list_of(array, element)
 
 

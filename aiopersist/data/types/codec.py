@@ -5,9 +5,9 @@ A `Codec` turns a list of values into an array. The Arrow type alone decides a p
 package takes `None` among its values, and its field decides whether `None` may be there. A user's codec
 never gets `None`.
 
-Values are checked in bulk, at the speed of C: the set of their types is compared with the accepted
-types, and only a column that fails is searched for the row at fault. A `Refusal` (row and reason) travels
-up to the caller that knows the number of the input row.
+Values are checked in bulk, at the speed of C: the set of their types is compared with the accepted types.
+Only if that fails, the faulty row is searched for. A `Refusal` (row and reason) travels up to the caller that
+knows the number of the input row.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, values: Sequence[Any]) -> pa.Array:
-        """The values, at least one, as an array of `arrow_type`, one element each, which is copied before the
-        next call on its thread. It may raise anything to refuse."""
+        """The values, at least one, as an array of `arrow_type` with one element each. The library copies the
+        array before the next call on its thread. Raise any exception to refuse a value."""
 
     @abstractmethod
     def decode(self, array: pa.Array) -> list[Any]:
-        """The values again, in order, one for each element; there is at least one."""
+        """The values in order, one for each element; there is at least one element."""
 
 
 class BuiltIn(Codec):
@@ -62,7 +62,7 @@ class BuiltIn(Codec):
 
     def check_stored(self, array: pa.Array) -> None:
         """`Refusal` of the first element of `arrow_type` that `decode` cannot take: Arrow data from outside
-        may hold more than values of the Python type."""
+        may have values that the Python type lacks."""
 
 
 class Field(NamedTuple):
@@ -88,13 +88,13 @@ class Field(NamedTuple):
         return array
 
     def _became_null(self, values: Sequence[Any], array: pa.Array) -> Refusal:
-        """Values that Arrow, or their class, takes for absent: a Decimal NaN, a flag without a name."""
+        """The error of a value that became null in Arrow: a Decimal NaN, a flag without a name."""
         valid = array.is_valid().to_pylist()
         row = next(i for i, v in enumerate(values) if v is not None and not valid[i])
         return Refusal(row, f"{short(values[row])} is no {self.codec.name}")
 
     def check_stored(self, column: pa.Array | pa.ChunkedArray) -> None:
-        """As `BuiltIn.check_stored`. Only an own codec itself knows what it can decode."""
+        """As `BuiltIn.check_stored`. Own codecs are not asked."""
         if not isinstance(self.codec, BuiltIn):
             return
         start = 0
@@ -123,7 +123,7 @@ def scatter(array: pa.Array, present: Sequence[bool]) -> pa.Array:
 
 
 def first_failure(values: Sequence[Any], attempt: Callable[[Sequence[Any]], object]) -> tuple[int, str]:
-    """The first row that makes `attempt` fail, and the reason. `attempt` fails on all the values together."""
+    """The first row that makes `attempt` fail, and the reason. `attempt` must fail on all values together."""
     good, bad = 0, len(values)  # a prefix of length `good` passes, one of length `bad` fails
     while bad - good > 1:
         middle = (good + bad) // 2
@@ -140,7 +140,7 @@ def first_failure(values: Sequence[Any], attempt: Callable[[Sequence[Any]], obje
 
 
 def _called(codec: Codec) -> str:
-    """What Python calls the values of a codec."""
+    """The name of the codec's values in Python."""
     return codec.accepted[0].__name__ if isinstance(codec, Plain) else codec.name
 
 
@@ -214,7 +214,7 @@ def _are_few(values: Sequence[Any]) -> bool:
 
 
 class Moments(Plain):
-    """Points in time, times of day and durations: a value finer than the unit is refused, not cut off."""
+    """Points in time, times of day and durations. A value finer than the unit is refused, not rounded."""
 
     def _array(self, values: Sequence[Any], types: set[type]) -> pa.Array:
         return pa.array(values, _in_microseconds(self.arrow_type)).cast(self.arrow_type)
@@ -252,7 +252,8 @@ class Timestamps(Moments):
             raise Refusal(row, f"{short(values[row])} {fault}")
 
     def _check_readable(self, moment: pa.Scalar, values: Sequence[Any], array: pa.Array) -> None:
-        """Refuse a time that Python cannot represent in the stored zone, as at the ends of its years."""
+        """Refuse a time that Python cannot represent in the stored zone: one at the ends of its range of
+        years."""
         try:
             moment.as_py()
         except (OverflowError, ValueError) as e:
@@ -261,8 +262,8 @@ class Timestamps(Moments):
 
 
 def _zone(row: int, value: dt.datetime) -> int:
-    """The same number for values of one zone that need no look at each. A zone may have no hash, as those of
-    dateutil. One of an application may answer otherwise for each value."""
+    """The same number for values of one zone that need not be checked one by one. Zones of dateutil have no
+    hash; zones of an application may answer differently for each value."""
     zone = value.tzinfo
     return id(zone) if zone is None or type(zone) in (dt.timezone, ZoneInfo) else -1 - row
 
@@ -307,8 +308,8 @@ def _class_of(t: pa.DataType) -> type[Plain]:
 
 
 def check_storable(t: pa.DataType, depth: int = DEPTH_MAX) -> None:
-    """`TypeError` for a type that Arrow has and Parquet or polars has not: it could be inline, but never in a
-    blob, or never be sorted."""
+    """`TypeError` for a type of Arrow that Parquet or polars lacks: its values could never be in a blob, or
+    never be sorted."""
     if pa.types.is_nested(t):
         if not depth:
             raise TypeError(f"cannot store more than {DEPTH_MAX} lists and structs within each other")
@@ -338,9 +339,9 @@ def _accepted(t: pa.DataType) -> Iterable[tuple[tuple[type, ...], bool]]:
 
 
 def _without_class(value: Any) -> Any:
-    """The value of a subclass as Python itself has it. Arrow would take the text of a decimal, which a class
-    may round, and the memory of a moment, where pandas keeps another year than its own. `ValueError` or
-    `OverflowError` if Python has no such value."""
+    """The value of a subclass as a value of its Python base class. Arrow would read the text of a decimal,
+    which a class may round, and the memory of a moment, where pandas keeps another year. `ValueError` or
+    `OverflowError` if the base class has no such value."""
     plain = value
     if isinstance(value, Decimal):
         plain = Decimal(value)

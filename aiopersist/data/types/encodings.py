@@ -1,10 +1,10 @@
-"""One type, however Arrow encodes it: a text is a text in 32-bit offsets, in 64-bit offsets, as a view, in a
-dictionary, or in runs; bytes and lists likewise.
+"""One type in all its Arrow encodings: a text with 32-bit offsets, with 64-bit offsets, as a view, in a
+dictionary or in runs is the same text. The same holds for bytes and lists.
 
-- What a file has becomes the *natural* type, the one that Python's type stands for: so a table that is loaded
-  is opened by it.
-- A schema that names the natural type opens a shard that is stored in wide texts and bytes, and the other way
-  round: it is *encoded as* the stored one.
+- A column of a file gets its *natural* type, which Python types have. So a schema of Python types opens a table
+  that was loaded from a file.
+- A schema of natural types opens a shard that is stored in wide texts and bytes, and the other way round: it
+  is *encoded as* the stored one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ V = TypeVar("V")
 
 
 def natural(of: pa.DataType) -> pa.DataType:
-    """The type of the same values that Python's type stands for, at any depth."""
+    """The natural type of the same values, at any depth."""
     is_ = pa.types
     if isinstance(of, pa.BaseExtensionType):
         return natural(of.storage_type)
@@ -38,14 +38,14 @@ def natural(of: pa.DataType) -> pa.DataType:
 
 
 def identity(schema: Schema[Any, Any, Any]) -> str:
-    """What is equal of schemas that differ in encodings alone."""
+    """A value that is equal for schemas that differ only in encodings."""
     fields = [field.with_type(natural(field.type)) for field in schema.arrow_schema]
     return f"{pa.schema(fields)} {sorted(schema.own.items())}"
 
 
 def encoded_as(asked: Schema[K, V, Any], stored: Schema[Any, Any, Any]) -> Schema[K, V, Any]:
     """The schema with the Python types of `asked`, and wide texts and bytes where `stored` has them; `asked`
-    itself where that changes nothing."""
+    itself if that changes nothing."""
     key, val = (
         _encoded_as(getattr(asked, name), stored.arrow_schema.field(name).type) for name in ("key", "val")
     )

@@ -1,9 +1,9 @@
 """Schemas evolve by adding optional fields, at any depth, and in no other way.
 
-Columns are adapted from one schema to another by the names of fields: a field that the wanted schema adds
-is null, a field that it lacks is left out. The fields of both schemas stay in the same order, so *adding*
-keeps a sorted table sorted (a new field is null in all rows). *Leaving out* does not: rows become equal
-or change their order, so the result must be consolidated again.
+Columns are adapted from one schema to another by the names of fields. A field that the new schema adds is
+null; a field that it lacks is left out. The fields of both schemas have the same order. So *adding* a field
+keeps a sorted table sorted, since the field is null in all rows. *Leaving out* a field does not: rows become
+equal or change their order, so the result must be consolidated again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aiopersist.data.types.schema import Schema
 
 
 def check_evolution(old: Schema[Any, Any, Any], new: Schema[Any, Any, Any]) -> None:
-    """`IncompatibleSchema` unless `new` is `old` with optional fields added, or the same."""
+    """`IncompatibleSchema` unless `new` is `old`, perhaps with optional fields added."""
     if old.time != new.time:
         raise IncompatibleSchema(f"times of length {old.time} cannot become times of length {new.time}")
     for name in ("key", "val"):
@@ -29,7 +29,7 @@ def check_evolution(old: Schema[Any, Any, Any], new: Schema[Any, Any, Any]) -> N
 
 
 def compatible_evolution(old: Schema[Any, Any, Any], new: Schema[Any, Any, Any]) -> bool:
-    """Whether `new` is `old` with optional fields added, or the same."""
+    """Whether `new` is `old`, perhaps with optional fields added."""
     try:
         check_evolution(old, new)
     except IncompatibleSchema:
@@ -85,7 +85,7 @@ def _struct_differences(path: str, stored: pa.DataType, asked: pa.DataType) -> I
 
 
 def adapt(table: pa.Table, to: Schema[Any, Any, Any]) -> pa.Table:
-    """The table in the types of `to`, which is an earlier or a later version of its own schema."""
+    """The table in the types of `to`, an earlier or later version of its schema."""
     fields = [to.arrow_schema.field(name) for name in table.column_names]
     if table.schema.equals(pa.schema(fields)):
         return table

@@ -1,9 +1,9 @@
-"""Keys that come back equal to what was given. Pure.
+"""Keys that come back equal to the stored ones. Pure.
 
-Two types keep less than Python's values say, so that two keys would be one, or one would be two:
+Two types keep less than Python's values have, so two keys could become one, or one could become two:
 
-- a 32-bit float is the nearest one of the given float;
-- of a moment with a zone the instant is kept. In an hour that a zone has twice, or skips, Python takes two
+- A 32-bit float keeps the nearest float.
+- A moment with a zone keeps the instant. In an hour that a zone has twice, or skips, Python takes two
   instants for equal, and neither for equal to the same instant in UTC.
 """
 
@@ -19,7 +19,7 @@ from aiopersist.data.types.nested import Structs
 
 
 def are_exact(field: Field) -> bool:
-    """Whether all values of the field come back equal, but for NaN."""
+    """Whether all values of the field, except NaN, come back equal."""
     if isinstance(field.codec, Structs):
         return all(map(are_exact, field.codec.fields.values()))
     return not _keeps_less(field.codec)

@@ -1,8 +1,8 @@
-"""Lists and structs: a model is a struct, and each of its fields a column, which statistics, projections
-and other Parquet readers see.
+"""Lists and structs. A model is a struct: each of its fields is a column, which statistics, projections and
+other Parquet readers see.
 
-Absent values have no fields: the fields of the present values are encoded as one column each, then spread
-out. So a null in a field that is not nullable is refused, and an absent struct is no such null.
+The fields of the present values are encoded as one column each, then spread out over the absent values, which
+have no fields. So a null in a field that is not nullable is refused, and an absent struct is no such null.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Lists(BuiltIn):
         elements: list[Any] = []
         ends = [0]
         for value in values:
-            # Each list is read once: if another task changes it, the rest stay what they are.
+            # Each list is read once: another task may change it meanwhile.
             elements += () if value is None else value
             ends.append(len(elements))
         try:
@@ -116,7 +116,7 @@ class Structs(BuiltIn):
                 raise Refusal(row, f"{short(value)} {fault} of {self.name}")
 
     def getter(self, name: str) -> Callable[[Any], Any]:
-        """The function that takes the field `name` out of a value."""
+        """The function that gets the field `name` of a value."""
         return lambda value: value.get(name)
 
     def _child(self, name: str, field: Field, present: Sequence[Any], rows: list[int] | None) -> pa.Array:
@@ -126,7 +126,7 @@ class Structs(BuiltIn):
             raise Refusal(e.row if rows is None else rows[e.row], f"field {name!r}: {e.reason}") from e
 
     def _values(self, name: str, present: Sequence[Any]) -> list[Any]:
-        """The field of all values. `Refusal` of a value that lacks it: a model that was not validated."""
+        """The field of all values. `Refusal` of a value without it: a model that was not validated."""
         get = self.getter(name)
         try:
             return list(map(get, present))
@@ -162,16 +162,16 @@ class Instances(Structs):
                 raise Refusal(row, f"{short(value)} ({type(value).__name__}) has {more}, {self.name} has not")
 
     def getter(self, name: str) -> Callable[[Any], Any]:
-        # To `attrgetter` a dot is a way through several objects, and not a part of a name.
+        # `attrgetter` takes a dot for a path through several objects, not for a part of a name.
         return attrgetter(name) if "." not in name else lambda value: getattr(value, name)
 
     def make(self, fields: dict[str, Any]) -> Any:
-        """The instance with exactly these fields, whatever its class makes of arguments: a reader gets the
+        """The instance with exactly these fields, even if its class changes arguments: a reader gets the
         stored values, so it can retract them."""
         try:
             instance = self.cls(**self.lent(fields))
             changed = {name: v for name, v in fields.items() if getattr(instance, name, instance) is not v}
-        except Exception:  # it takes other values than it keeps, such as text that it parses
+        except Exception:  # its arguments differ from its fields: it parses text, for example
             instance, changed = object.__new__(self.cls), fields
         for name, value in changed.items():
             object.__setattr__(instance, name, value)  # a frozen dataclass refuses `setattr`
@@ -188,7 +188,8 @@ class Instances(Structs):
                 raise Unsupported(text)
 
     def lent(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields for the code of the class, which may change lists and dicts in place: it gets copies."""
+        """The fields for the code of the class. Lists and dicts are copied, since the class may change them
+        in place."""
         if not self._changeable:
             return fields
         return {**fields, **{name: copy(fields[name]) for name in self._changeable}}
@@ -206,7 +207,7 @@ class Instances(Structs):
 
 
 class Tuples(Instances):
-    """Instances of a `NamedTuple`, by position: a class may give a field's name another meaning."""
+    """Instances of a `NamedTuple`, by position: a class may override the attribute of a field."""
 
     def check(self, values: Sequence[Any], types: set[type]) -> None:
         super().check(values, types)
@@ -229,14 +230,14 @@ class Models(Instances):
     def check(self, values: Sequence[Any], types: set[type]) -> None:
         super().check(values, types)
         for row, value in enumerate(values):
-            if more := getattr(value, "__pydantic_extra__", None):  # a subclass, or a validation, allows them
+            if more := getattr(value, "__pydantic_extra__", None):  # a subclass or a validator allows them
                 raise Refusal(row, f"{short(value)} has {sorted(more)}, {self.name} has not")
 
     def make(self, fields: dict[str, Any]) -> Any:
         if not self.cls.__pydantic_post_init__:
             return _instance(self.cls, fields)
         model = _instance(self.cls, self.lent(dict(fields)))
-        with suppress(Exception):  # as that of text that it parses
+        with suppress(Exception):  # for example, a validator parses text
             model.model_post_init(None)
         model.__dict__.update(fields)  # where assignments are validated, each of them makes a new `__dict__`
         return model
@@ -252,7 +253,7 @@ _SLOTS = [
 
 
 def _instances(cls: type[BaseModel], many: Sequence[dict[str, Any]]) -> list[BaseModel]:
-    """`_instance` of each. No line of Python runs for each of them: it takes a third of the time."""
+    """`_instance` of each, in a third of the time: no Python code runs for each of them."""
     models = list(map(cls.__new__, repeat(cls, len(many))))
     values = many, map(set, many), repeat(None), repeat(None)
     for put, each in zip(_SLOTS, values, strict=True):
@@ -261,7 +262,7 @@ def _instances(cls: type[BaseModel], many: Sequence[dict[str, Any]]) -> list[Bas
 
 
 def _instance(cls: type[BaseModel], fields: dict[str, Any]) -> BaseModel:
-    """As `model_construct`, without its search for aliases and defaults, and without `model_post_init`."""
+    """As `model_construct`, but without aliases, defaults and `model_post_init`."""
     model = cls.__new__(cls)
     put = object.__setattr__  # a frozen model refuses `setattr`
     put(model, "__dict__", fields)

@@ -1,4 +1,4 @@
-"""Codecs of Python types that Arrow lacks: a step to a value that Arrow has, and back."""
+"""Codecs of Python types that Arrow lacks: they convert to a type that Arrow has, and back."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Enums(BuiltIn):
         return pa.array(names, self.arrow_type)
 
     def check_stored(self, array: pa.Array) -> None:
-        """Rows write the member's own name, so an alias would be another value than its member."""
+        """Refuses aliases: rows write the member's own name, and an alias would be another value."""
         names = pa.array(list(self._own()), pa.string())
         is_member = pc.or_(pc.is_null(array), pc.is_in(array, value_set=names))
         row = pc.index(is_member, bool_scalar(False)).as_py()

@@ -1,4 +1,4 @@
-"""Points in time and durations of Arrow reach further than those of Python. A table refuses these, since its
+"""Arrow's points in time and durations reach further than Python's. A table refuses such values, since its
 feeds give values of Python."""
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _check_fields(array: pa.Array, codec: Structs) -> None:
 
 
 def _check_moments(array: pa.Array) -> None:
-    """Python has all between two that it has."""
+    """Checks only the least and the greatest: Python has all values between two that it has."""
     numbers: Any = array.cast(integer_of(array.type))
     for end in pc.min_max(numbers).values():
         try:

@@ -1,9 +1,9 @@
 """The schema of a shard: its keys, values and times, as Python values and as Arrow columns.
 
-A schema is a value: the fields of key and val (`Field`: a codec and its nullability) and the length of
-its times. A shard keeps not the Python types but their *identity*: the Arrow types with their
-nullability, and the names of own codecs by path. So the models of two programs are the same schema if
-their columns are, and a program without the models reads dicts.
+A schema is a value: the fields of key and val (`Field`: a codec and its nullability) and the length of its
+times. A shard does not keep the Python types. It keeps their *identity*: the Arrow types with their
+nullability, and the names of own codecs by path. So the models of two programs are the same schema if their
+columns are equal, and a program without the models reads dicts.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ T = TypeVar("T", int, tuple[int, ...])
 
 
 def has_lists(t: pa.DataType) -> bool:
-    """Whether there are lists in it: more than a few rows of them are sorted by polars."""
+    """Whether the type has lists: polars sorts many rows of them."""
     if pa.types.is_struct(t):
         return any(has_lists(field.type) for field in t)
     return bool(pa.types.is_list(t))
 
 
 def plain_types(schema: Schema[Any, Any, Any]) -> PlainTypes | None:
-    """Set if all columns of the schema hold bytes, str or int, and no nulls."""
+    """The types of the columns if all hold bytes, str or int, and no nulls; else `None`."""
     return schema._plain
 
 
@@ -44,19 +44,20 @@ class PlainTypes(NamedTuple):
     makers: tuple[Callable[[Sequence[Any]], pa.Array], ...]
     """Make the columns."""
     encoders: tuple[Callable[[Sequence[Any]], Buffers], ...] | None
-    """Make the buffers of the columns, if all are `made_by_buffers`: then converting rows imports nothing."""
+    """Make the buffers of the columns, if all are `made_by_buffers`: then a conversion of rows imports
+    nothing."""
     templates: dict[int, Any]
-    """Of messages, by their number of rows: see `data/part/message.py`."""
+    """Templates of messages by their number of rows: see `data/part/message.py`."""
 
 
 class Schema(Generic[K, V, T]):
     """The types of key, value and time.
 
-    `key` and `val` are Python types (`bytes`, `str`, `int`, `float`, `bool`, `None`, `datetime`,
-    `date`, `Decimal`, `UUID`, an `Enum`), lists and optionals of these, pydantic models, dataclasses,
-    NamedTuples and TypedDicts (structs all of them; in a key they cannot be changed), Arrow
-    types, fields or schemas, or an own `Codec`. An Arrow type is not null; a `pyarrow.field` says so.
-    `time=1` are int times, `time=n` product times of length n. `TypeError` for a type that cannot be stored.
+    `key` and `val` are Python types (`bytes`, `str`, `int`, `float`, `bool`, `None`, `datetime`, `date`,
+    `Decimal`, `UUID`, an `Enum`), lists and optionals of these, pydantic models, dataclasses, NamedTuples and
+    TypedDicts (all of these are structs; in a key they must be frozen), Arrow types, fields or schemas, or an
+    own `Codec`. An Arrow type is not nullable; a `pyarrow.field` may be. `time=1` are int times, `time=n`
+    product times of length n. `TypeError` for a type that cannot be stored.
     """
 
     key: Field
@@ -139,7 +140,7 @@ class Schema(Generic[K, V, T]):
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Schema[Any, Any, Any]:
         """The schema of a record, by Arrow types: models are dicts, UUIDs bytes, Enums str. `Corruption` for
-        anything that is no record."""
+        anything but a record."""
         from aiopersist.data.types.annotations import of_arrow
 
         try:

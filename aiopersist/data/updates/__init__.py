@@ -1,13 +1,14 @@
-"""Tables of updates `(key, val, time, diff)`: taken in, sorted, summed, cut, merged and given back.
+"""Tables of updates `(key, val, time, diff)`: from users to columns, sorted, summed, cut, merged, and back to
+rows.
 
-| module                            | what it has                                            |
-|-----------------------------------|--------------------------------------------------------|
-| `convert`, `given`, `tiny`        | from the updates that users give to columns            |
-| `order`, `codes`                  | the order of rows, as tuples and as numbers            |
-| `consolidate`, `many`, `merge`    | sorted, summed, merged                                 |
-| `times`                           | which rows a frontier holds; times advanced            |
-| `sizes`, `slices`, `buffer`, `assemble` | cut, gathered, put together                      |
-| `updates`                         | columns that read as rows                              |
+| module                                  | what it has                                            |
+|-----------------------------------------|--------------------------------------------------------|
+| `convert`, `inputs`, `tiny`             | columns of the updates that users pass                 |
+| `order`, `codes`                        | the order of rows, as tuples and as numbers            |
+| `consolidate`, `many`, `merge`          | sorting, summing, merging                              |
+| `times`                                 | comparison of times with frontiers; advancing them     |
+| `sizes`, `slices`, `buffer`, `assemble` | measuring, cutting, gathering and joining tables       |
+| `updates`                               | columns that read as rows                              |
 
 Imports `data/types`.
 """

@@ -21,7 +21,7 @@ def concat(tables: Sequence[pa.Table], schema: Schema[Any, Any, Any]) -> pa.Tabl
 
 
 def joined(tables: Sequence[pa.Table], schema: Schema[Any, Any, Any]) -> pa.Table:
-    """As `concat`, copied into one chunk if that is small: work on columns of many chunks costs more."""
+    """As `concat`; small results are copied into one chunk, since work on many chunks costs more."""
     whole = concat(tables, schema)
     return whole.combine_chunks() if len(tables) > 1 and whole.nbytes <= JOINED_BYTES_MAX else whole
 
@@ -37,7 +37,7 @@ def at_time(table: pa.Table, time: Time, schema: Schema[Any, Any, Any]) -> pa.Ta
 
 
 def whole(column: Any) -> pa.Array:
-    """The column as one array; its texts with offsets of 64 bits where 32 are not enough."""
+    """The column as one array; texts get 64-bit offsets if 32 bits are not enough."""
     if isinstance(column, pa.Array):
         return column
     if column.num_chunks != 1:

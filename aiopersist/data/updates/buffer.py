@@ -1,8 +1,8 @@
-"""Updates gathered until they are worth a part, in the order they came.
+"""Updates in the order they came, until there are enough for a part.
 
-Single rows of plain types are kept as tuples and become columns some hundreds at a time; all other
-updates come as tables. A cut at the target copies nothing: it slices the tables, at a row found by
-bisection. So a cut needs no thread, and no await stands between the buffer and the upload.
+Single rows of plain types are kept as tuples and become columns some hundreds at a time; all other updates
+come as tables. A cut copies nothing: it slices the tables, at a row found by bisection. So a cut needs no
+thread, and there is no await between the buffer and the upload.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Buffer:
         self._add(table, goodbytes(table))
 
     def add_row(self, row: Row, size: int) -> None:
-        """Add one update of `size` goodbytes that surely can be converted."""
+        """Add one update of `size` goodbytes that is known to be valid."""
         self._rows.append(row)
         self._rows_bytes += size
         self.rows += 1
@@ -52,8 +52,8 @@ class Buffer:
             self._convert()
 
     def take_reaching(self, target: int) -> pa.Table:
-        """Take the first updates, up to the update with which they reach `target` goodbytes. The buffer must
-        have as many goodbytes."""
+        """Take the first updates until they reach `target` goodbytes. The buffer must have at least that
+        many."""
         self._convert()
         self._join()
         tables, size = [], 0

@@ -1,11 +1,12 @@
-"""The order of rows by *codes*: 64-bit numbers whose order is that of the values.
+"""The order of rows by *codes*: 64-bit numbers that have the order of the values.
 
-A leaf of a column has one code for each row, or several, the most significant first: a number has one,
-itself or, of a float, its bits; a text has one for each eight bytes behind the prefix that all texts share,
-padded with zeros, and its length at the end. Nulls are less than all else. Rows are ordered by the first
-code; where neighbours are equal, and only there, by the next. So most tables are ordered by one sort of
-integers, four times as fast as by their values, and the values behind the keys are seldom looked at. Sorted
-runs that follow each other are found and merged, which takes a tenth of a sort.
+A leaf column has one code per row, or several, the most significant first. A number has one code: itself, or
+the bits of a float. A text has one code for each eight bytes after the prefix that all texts share, padded
+with zeros, and then its length. Nulls are less than all else.
+
+Rows are ordered by the first code; only neighbours that are equal are compared by the next code. So most
+tables need one sort of integers, four times as fast as a sort of the values, and the values behind the keys
+are seldom read. Sorted runs that follow each other are detected and merged, which takes a tenth of a sort.
 
 The idea is that of normalized keys; see Graefe, "Implementing Sorting in Database Systems" (2006).
 """
@@ -23,16 +24,16 @@ from aiopersist.data.updates.assemble import column_of, numbers
 Array = Any
 Codes = Any  # a numpy array of integers or bools
 Code = Callable[[Any], Codes]
-"""Gives the codes of these rows: an array of row numbers, or `None` for all of them."""
+"""Gives the codes of rows: of an array of row numbers, or of all rows for `None`."""
 
-TEXT_CODES = 6  # of a text, before those that tie still are ranked by all their bytes
+TEXT_CODES = 6  # of a text; texts that are still equal are ranked by all their bytes
 SAMPLE = 1024
 SIGN = 1 << 63
 
 
 def ordered(leaves: Iterable[Array], rows: int) -> tuple[Any, Any]:
-    """The order of the rows of these leaves, as row numbers, and for each row of it but the last whether the
-    next one is equal. Rows that are in order stay as they are."""
+    """The order of the rows of these leaves, as row numbers; and for each row but the last whether the next
+    one in the order is equal."""
     order, same = np.arange(rows), np.ones(rows - 1, bool)
     is_first = True
     for leaf in leaves:
@@ -48,7 +49,7 @@ def ordered(leaves: Iterable[Array], rows: int) -> tuple[Any, Any]:
 
 
 def _first(order: Any, codes: Codes) -> tuple[Any, Any]:
-    """The order by these codes, and which neighbours are equal. Those in few sorted runs are merged."""
+    """The order by these codes, and which neighbours are equal. A few sorted runs are merged."""
     descents = np.count_nonzero(codes[1:] < codes[:-1])
     if descents:
         order = np.argsort(codes, kind="stable" if descents * 64 < len(codes) else None)
@@ -57,7 +58,8 @@ def _first(order: Any, codes: Codes) -> tuple[Any, Any]:
 
 
 def _refine(order: Any, same: Any, code: Code) -> Any:
-    """Order the rows within each group of equal neighbours by their next code; which are equal still."""
+    """Order the rows within each group of equal neighbours by their next code. Returns which are still
+    equal."""
     tied = np.zeros(len(order), bool)
     tied[1:] = same
     tied[:-1] |= same
@@ -101,7 +103,7 @@ def _bits(column: Array) -> Any:
 
 
 def _at(values: Any, rows: Any) -> Any:
-    """Those of these rows; of all for `None`."""
+    """The values of these rows; all values for `None`."""
     return values if rows is None else values[rows]
 
 
@@ -113,7 +115,7 @@ def _number_codes(leaf: Array, valid: Any) -> Code:
 
     def code(rows: Any) -> Codes:
         result = _at(values, rows)
-        if values.dtype.kind == "f":  # by their bits: the stored ones have one zero, and one NaN, above all
+        if values.dtype.kind == "f":  # by their bits: the stored floats have one zero, and one NaN, the greatest
             bits = result.astype(np.float64).view(np.int64)
             result = bits ^ ((bits >> 63) & np.int64(2**63 - 1))
         return result if valid is None else np.where(_at(valid, rows), result, 0)
@@ -166,12 +168,12 @@ class _Text:
             data, size = b"".join([b"" if data is None else data.to_pybytes(), bytes(8)]), size + 8
         self._last = size - 8
         self._words = np.ndarray((size - 7,), "<u8", data, strides=(1,))
-        """At each byte the eight from there on."""
+        """For each byte, the eight bytes from there on."""
 
     def words(self, position: int, rows: Any) -> Codes:
-        """Eight bytes of each from there on, zeros behind the end."""
+        """Eight bytes of each text from the position on; zeros after its end."""
         at = _at(self.start, rows) + position
-        if self._greatest + position > self._last:  # of the last ones there are fewer than eight
+        if self._greatest + position > self._last:  # fewer than eight bytes are left at the end
             beyond = np.maximum(at - self._last, 0)
             words = self._words[np.minimum(at, self._last)].byteswap()
             words <<= np.minimum(beyond * 8, 63).view("u8")
@@ -188,7 +190,7 @@ class _Text:
         return _at(self.length, rows)
 
     def common_prefix(self) -> int:
-        """How many bytes all have in common; as few as a sample has."""
+        """The length of the common prefix; at most that of a sample."""
         step, shared = len(self.start) // SAMPLE, self.shortest
         if step > 1:
             shared = self._shared(np.arange(0, len(self.start), step), shared)
@@ -206,7 +208,7 @@ class _Text:
 
 
 def _ranked(leaf: Array) -> Code:
-    """Codes by a sort of the values themselves: for lists, and for texts that are long and much alike."""
+    """Codes by a sort of the values: for lists, and for long texts with long common prefixes."""
 
     def code(rows: Any) -> Codes:
         column = leaf if rows is None else leaf.take(column_of(rows))

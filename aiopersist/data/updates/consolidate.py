@@ -1,15 +1,15 @@
 """Sorting and summing: at most one update per (key, value, time), in order, none with a diff of zero.
 
-The rows are ordered, then neighbours are compared once: a group begins at a row that differs from the row
-before it. (A hash aggregation takes three times as long, and its result would have to be sorted, too.)
+The rows are ordered; then each row is compared with the row before it, and a group begins where they differ.
+(A hash aggregation takes three times as long, and its result would have to be sorted, too.)
 
-Sums never wrap: the halves of the diffs, of 32 bits, are summed apart where all together might not fit. A sum
-beyond 64 bits becomes several updates, as few as possible: the greatest diff as often as it fits, and the
-rest. So the same updates always give the same rows. For contents, whose sums are final, it is a
+Sums never wrap: where the total might not fit in 64 bits, the upper and lower 32 bits of the diffs are summed
+apart. A sum beyond 64 bits becomes several updates, as few as possible: the greatest diff as often as it
+fits, and the rest. So the same updates always give the same rows. For contents, whose sums are final, it is a
 `DiffOverflow`.
 
-The size alone decides how the rows are ordered; the result is the same. A few rows are sorted as Python
-tuples, since the entry into each kernel takes longer; more by their codes (`many.py`, `codes.py`).
+The number of rows alone decides how they are ordered; the result is the same. A few rows are sorted as Python
+tuples, since the entry into each kernel takes longer; more rows by their codes (`many.py`, `codes.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aiopersist.data.updates.many import Consolidated
 
 DIFF_MIN, DIFF_MAX = -(2**63), 2**63 - 1
-SMALL_ROWS = 24  # up to this, tuples are faster than the entry into kernels
+SMALL_ROWS = 24  # up to this many rows, tuples are faster than the entry into kernels
 
 
 def sort_and_consolidate(table: pa.Table, schema: Schema[Any, Any, Any] | None = None) -> pa.Table:
@@ -75,7 +75,7 @@ def _consolidate(table: pa.Table, *, final: Schema[Any, Any, Any] | None) -> pa.
 def _with_sums(
     table: pa.Table, groups: Iterable[tuple[int, int]], final: Schema[Any, Any, Any] | None
 ) -> pa.Table:
-    """The table of the groups, each as its first row and its sum."""
+    """The table of the groups: each is the number of its first row, and its sum."""
     diffs = table.column("diff").to_pylist()
     rows: list[int] = []
     sums: list[int] = []
@@ -110,7 +110,8 @@ def _sums(keys: list[tuple[Any, ...]], diffs: list[int]) -> Iterator[tuple[int, 
 
 
 def sorted_rows(only: list[pa.Table]) -> Consolidated:
-    """As `sort_and_consolidate`: what makes tables of the result. The table is taken from the list `only`."""
+    """As `sort_and_consolidate`, but the result makes tables when they are needed. Removes the table from the
+    list `only`, so that its memory can be freed."""
     from aiopersist.data.updates.many import consolidated
 
     result = consolidated(only, partial(_in_64_bits, None))
@@ -119,7 +120,7 @@ def sorted_rows(only: list[pa.Table]) -> Consolidated:
 
 
 def _by_codes(table: pa.Table, final: Schema[Any, Any, Any] | None) -> pa.Table:
-    from aiopersist.data.updates.many import consolidated  # who reads a little does not need it
+    from aiopersist.data.updates.many import consolidated  # imported late: small reads do not need it
 
     result = consolidated([table], partial(_in_64_bits, final))
     if result.in_place and len(result) == table.num_rows:
@@ -143,7 +144,7 @@ def _in_64_bits(
 
 
 def _overflow(row: pa.Table, schema: Schema[Any, Any, Any]) -> DiffOverflow:
-    """The error with the key and the value of the row, as far as a projection has them."""
+    """The error with the key and the value of the row, if the table has these columns."""
     names = row.column_names
     key = _shown(schema.key, row.column("key")) if "key" in names else None
     val = _shown(schema.val, row.column("val")) if "val" in names else None
@@ -151,7 +152,7 @@ def _overflow(row: pa.Table, schema: Schema[Any, Any, Any]) -> DiffOverflow:
 
 
 def _shown(field: Field, column: Any) -> Any:
-    """The value of one row; in its JSON form if Python cannot represent it."""
+    """The value of one row; its JSON form if Python cannot represent it."""
     try:
         return field.decode(column)[0]
     except Unsupported:

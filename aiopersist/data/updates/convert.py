@@ -1,13 +1,13 @@
-"""From the updates that a user gives to one table in the columns of the schema; or `InvalidUpdate`.
+"""The updates of a user as one table in the columns of the schema; or `InvalidUpdate`.
 
 There are two ways in. Rows (an iterable of tuples) are turned into columns in bulk and encoded by the
-schema's codecs. Arrow data (tables, batches, readers, all objects that export a C stream or array) is
-checked to be sound (`valid.py`) and cast. Both give a table with exactly the schema's columns, checked:
-types, nulls, times in range and of the right length, diffs within 64 bits. No later code checks values.
+schema's codecs. Arrow data (tables, batches, readers, all objects that export a C stream or array) is checked
+to be sound (`valid.py`) and cast. Both give a table with exactly the schema's columns. Types, nulls, times
+(range and length) and diffs (64 bits) are checked here; no later code checks values.
 
-The table has memory of its own. Arrow data may be a view of memory that its owner fills again, as numpy
-arrays are; rows that wait in a buffer, or that are sorted, measured and encoded one step after the other,
-must stay the same.
+The table has memory of its own. Arrow data may be a view of memory that its owner fills again, for example a
+numpy array. Rows that wait in a buffer, or that are sorted, measured and encoded in steps, must stay the
+same.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def to_table(
         raise InvalidUpdate(e.reason, row=e.row + row_base if e.row >= 0 else None) from e
     except pa.ArrowMemoryError:
         raise
-    except pa.ArrowException as e:  # Arrow takes the data for valid, and cannot work on it
+    except pa.ArrowException as e:  # Arrow validates the data, but cannot work on it
         raise InvalidUpdate(f"Arrow cannot take this data apart: {e}") from e
 
 
 def rough_bytes(row: Any) -> int:
-    """The approximate bytes of text, bytes and lists in a row: they tell large rows from small ones."""
+    """The approximate bytes of text, bytes and lists in a row: enough to tell large rows from small ones."""
     values = row if isinstance(row, tuple | list) else ()
     return sum([len(v) if type(v) is str else _rough(v) for v in values if type(v) not in _FLAT])
 
@@ -98,14 +98,14 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 class RowBuffer:
-    """Rows gathered from an iterator until they are worth a conversion."""
+    """Rows of an iterator, gathered until there are enough for a conversion."""
 
     def __init__(self) -> None:
         self.rows: list[Any] = []
         self._bytes = 0
 
     def add(self, row: Any) -> bool:
-        """Add a row; whether the buffer is full. An iterator may fill one list anew for each row."""
+        """Add a copy of the row, since an iterator may reuse one list. Returns whether the buffer is full."""
         self.rows.append(tuple(row) if isinstance(row, list) else row)
         self._bytes += rough_bytes(row)
         return len(self.rows) >= ROWS_AT_ONCE or self._bytes >= BYTES_AT_ONCE
@@ -141,9 +141,9 @@ def is_arrow(value: Any) -> bool:
 
 
 def _reader(value: Any) -> Iterator[Any]:
-    """Arrow data as batches, of which each is little to copy. They are measured by their buffers: `nbytes`
-    would follow offsets, which may point anywhere until they are checked. `InvalidUpdate` for data without
-    columns, and for a stream whose batches Arrow cannot take."""
+    """Arrow data as batches that are small to copy. They are measured by their buffers: `nbytes` follows
+    offsets, which may point anywhere until they are checked. `InvalidUpdate` for data without columns, and
+    for a stream whose batches Arrow cannot read."""
     try:
         yield from _in_slices(_batches(value))
     except pa.ArrowMemoryError:
@@ -160,7 +160,7 @@ def _in_slices(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _batches(value: Any) -> Any:
-    """Arrow data as an iterable of batches, or of tables of some."""
+    """Arrow data as an iterable of batches, or of tables of several batches."""
     if isinstance(value, pa.RecordBatch):
         return [value]
     if isinstance(value, pa.Table):
@@ -170,7 +170,7 @@ def _batches(value: Any) -> Any:
         if hasattr(value, "__arrow_c_stream__"):
             return pa.RecordBatchReader.from_stream(value)
         rows = pa.array(value)
-        if rows.null_count:  # of a null struct Arrow would make a row of nulls
+        if rows.null_count:  # Arrow would make a row of nulls of a null struct
             at = pc.index(rows.is_null(), bool_scalar(True)).as_py()
             raise InvalidUpdate(f"no table of updates: row {at} of an array of structs is null")
         return [pa.RecordBatch.from_struct_array(rows)]
@@ -179,8 +179,8 @@ def _batches(value: Any) -> Any:
 
 
 def _together(batches: Iterable[Any]) -> Iterator[pa.Table]:
-    """Small batches as one table: each chunk costs trips to a thread. Only batches that all exist:
-    a stream may fill the memory of one with the next."""
+    """Small batches joined to tables, since each chunk costs trips to a thread. Not for streams, which may
+    reuse the memory of a batch for the next."""
     group: list[Any] = []
     size = 0
     for batch in batches:
@@ -193,7 +193,8 @@ def _together(batches: Iterable[Any]) -> Iterator[pa.Table]:
 
 
 def _no_rows(table: pa.Table) -> Any:
-    """A batch without rows, so that its types are checked, too; the table itself if Arrow can make none."""
+    """A batch without rows, so that its types are checked, too; the table itself if Arrow cannot make such a
+    batch."""
     try:
         return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in table.schema], schema=table.schema)
     except pa.ArrowException:
@@ -221,7 +222,7 @@ def _iterable(updates: Any) -> Iterable[Any]:
 
 
 def _rows(updates: Any) -> Sequence[Any]:
-    """The rows as an own list or tuple: a class may say of its truth and length what it likes."""
+    """The rows as an own list or tuple: the truth and length of other classes cannot be trusted."""
     if isinstance(updates, list | tuple) and type(updates) in (list, tuple):
         return updates
     return [tuple(row) if isinstance(row, list) else row for row in _iterable(updates)]
@@ -271,7 +272,8 @@ def _encode(name: str, values: Sequence[Any], schema: Schema[Any, Any, Any]) -> 
 
 
 def _column(values: Sequence[Any], field: Field) -> pa.Array | pa.ChunkedArray:
-    """The column of the values, in halves where structs or lists have too much text for one array."""
+    """The column of the values. If structs or lists have too much text for one array, it is made in
+    halves."""
     try:
         return field.encode(values)
     except TooMuchText as e:
@@ -337,8 +339,8 @@ def _check_stored(column: Any, name: str, schema: Schema[Any, Any, Any]) -> None
 
 
 def _copied(table: pa.Table) -> pa.Table:
-    """The table in memory of its own. An empty list may have a child array whose offset lies beyond its
-    buffers: a filter makes a sound child, and IPC, which is faster, does not."""
+    """The table in memory of its own. By a filter, since an empty list may have a child array whose offset
+    lies beyond its buffers; IPC, which is faster, fails there."""
     if not table.num_rows:
         return empty_table(table.schema)
     if any(_has_lists(field.type) for field in table.schema):
@@ -354,7 +356,7 @@ def _has_lists(t: pa.DataType) -> bool:
 
 
 def _nested(table: pa.Table, fields: list[pa.Field]) -> dict[str, Any]:
-    """The given columns by the names of the wanted ones: a column itself, or a struct of flat columns."""
+    """The columns of the table by the names of the fields: a column itself, or a struct of flat columns."""
     names = table.column_names
     if len(set(names)) < len(names):
         raise Refusal(-1, f"a column name appears twice: {names}")
@@ -379,7 +381,7 @@ def _nested(table: pa.Table, fields: list[pa.Field]) -> dict[str, Any]:
 
 
 def _is_flat(column: pa.Field, field: pa.Field) -> bool:
-    """Whether the given column is not the wanted struct itself, but a field of the same name within it."""
+    """Whether `column` is not the struct `field` itself, but a field of the same name within it."""
     t = field.type
     if not pa.types.is_struct(t) or t.get_field_index(field.name) < 0:
         return False

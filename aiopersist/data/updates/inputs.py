@@ -1,6 +1,6 @@
-"""The types of the updates that a user may give: rows of the types of the schema, or Arrow data.
+"""The types of the updates that a user may pass: rows of the types of the schema, or Arrow data.
 
-So a type checker refuses rows of another schema. The writer checks Arrow data, and rows, when it gets them.
+So a type checker refuses rows of another schema. The writer checks rows and Arrow data when it reads them.
 
 A call copies a list of rows, or another collection, when the call begins (`own_copy`). It copies Arrow data,
 and the items of an iterator, chunk by chunk (`convert.py`). So the updates share no memory with the caller's.
@@ -42,10 +42,10 @@ Update: TypeAlias = tuple[K, V, Time, int]
 Row: TypeAlias = tuple[K, V] | tuple[K, V, int]
 
 GivenUpdates: TypeAlias = Arrow | Chunks | Iterable[Update[K, V]] | AsyncIterable[Update[K, V]]
-"""`(key, val, time, diff)`, in bulk or as they come."""
+"""`(key, val, time, diff)`: a collection, or an iterator."""
 
 GivenRows: TypeAlias = Arrow | Chunks | Iterable[Row[K, V]] | AsyncIterable[Row[K, V]]
-"""`(key, val)` or `(key, val, diff)`: the time is picked by the library."""
+"""`(key, val)` or `(key, val, diff)`: the library chooses the time."""
 
 
 GivenEntries: TypeAlias = (
@@ -55,7 +55,7 @@ GivenEntries: TypeAlias = (
 
 
 def is_repeatable(updates: Any) -> bool:
-    """Not an iterator, even if it has a length, as a progress bar has."""
+    """Whether the updates can be read twice. An iterator with a length (a progress bar) cannot."""
     is_arrow = hasattr(updates, "__arrow_c_stream__") or hasattr(updates, "__arrow_c_array__")
     return isinstance(updates, Sequence | Set | Mapping | MappingView) or (
         is_arrow and isinstance(updates, Sized)
@@ -63,8 +63,8 @@ def is_repeatable(updates: Any) -> bool:
 
 
 def own_copy(updates: Any) -> Any:
-    """The updates that a call was given. A list, a set, a dict or a view of one is copied: its owner may
-    change it while the call awaits. Some milliseconds for a million rows."""
+    """The updates of a call. A list, a set, a dict or a view of one is copied, since its owner may change it
+    while the call awaits. The copy takes some milliseconds for a million rows."""
     if isinstance(updates, dict):
         return dict(updates)
     can_change = isinstance(updates, MutableSequence | Set | MappingView)

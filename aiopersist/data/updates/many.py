@@ -1,4 +1,4 @@
-"""Many rows, sorted and summed as columns: by their codes, see `codes.py` and `consolidate.py`."""
+"""Many rows, sorted and summed as columns, by their codes. See `codes.py` and `consolidate.py`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SLICE_ROWS = 32768
 DIFF_BYTES = 8
 
 Fit = Callable[[dict[str, Any], Any, Any], tuple[Any, Any]]
-"""From columns, rows of them, and sums to rows and diffs."""
+"""From columns, row numbers and sums to row numbers and diffs."""
 
 
 class Consolidated:
-    """Rows in their order, each as the number of its row in the columns, and its sum. Tables of them are made
-    as they are asked for, so that not all of them are copied at once."""
+    """Sorted rows: the number of each row in the columns, and its sum. `tables` copies some rows at a
+    time."""
 
     def __init__(self, schema: pa.Schema, columns: _ColumnsOnDemand, rows: Any, sums: Any) -> None:
         self._schema = schema
@@ -34,11 +34,11 @@ class Consolidated:
         return len(self._rows)
 
     def gather(self) -> None:
-        """So that several threads may ask for tables."""
+        """Afterwards several threads may call `tables`."""
         self._columns.all()
 
     def cuts(self, target_bytes: float) -> list[int]:
-        """The ends of the parts that reach so many goodbytes, and of the rest."""
+        """The ends of slices that reach so many goodbytes, and of the rest."""
         sizes = sum(row_bytes(column) for column in self._columns.all().values()) + DIFF_BYTES
         reached = np.cumsum(sizes[self._rows] if np.ndim(sizes) else np.full(len(self), sizes))
         ends, before = [0], 0
@@ -49,7 +49,7 @@ class Consolidated:
         return ends[1:]
 
     def tables(self, start: int, stop: int, size: int = SLICE_ROWS) -> Iterator[pa.Table]:
-        """These rows, in tables of so many at most."""
+        """These rows, in tables of at most so many rows."""
         for at in range(start, stop, size):
             yield from self._gathered(slice(at, min(at + size, stop)))
 
@@ -68,8 +68,8 @@ class Consolidated:
 
 
 class _ColumnsOnDemand(dict[str, Any]):
-    """The columns of a table, each made one array when it is first needed: who finds all in order reads the
-    keys alone. The table has it no longer then, so its memory may be freed."""
+    """The columns of a table. Each becomes one array when it is first needed: if all rows are in order, only
+    keys are. The table then drops the column, so its memory may be freed."""
 
     def __init__(self, table: pa.Table, names: list[str]) -> None:
         self._table = table
@@ -81,14 +81,14 @@ class _ColumnsOnDemand(dict[str, Any]):
         return column
 
     def leaves(self) -> Iterator[Any]:
-        """Those of one column after the other."""
+        """The leaves of all columns, in order."""
         for name in self._names:
             leaves = list[Any]()
             flatten(self[name], leaves)
             yield from leaves
 
     def all(self) -> dict[str, Any]:
-        """All of them, in their order."""
+        """All columns, in order."""
         return {name: self[name] for name in self._names}
 
 
@@ -100,8 +100,9 @@ def by_values(column: Any) -> tuple[Any, Any]:
 
 
 def consolidated(only: list[pa.Table], fit: Fit) -> Consolidated:
-    """The updates of the table in the list `only`, by their codes. It is taken from the list, so that its
-    memory is freed column by column. `fit` makes diffs of 64 bits of sums that may need more."""
+    """The updates of the table in the list `only`, sorted by their codes. The table is removed from the list,
+    so that its memory is freed column by column. `fit` turns sums that may need more than 64 bits into
+    diffs."""
     table = only.pop()
     names = [name for name in table.column_names if name != "diff"]
     schema = pa.schema([table.schema.field(name) for name in [*names, "diff"]])
@@ -124,7 +125,7 @@ def consolidated(only: list[pa.Table], fit: Fit) -> Consolidated:
 
 
 def _summed(diffs: Any, starts: Any) -> Any:
-    """The sums of the groups that begin at `starts`; as Python's ints if 64 bits may not be enough."""
+    """The sums of the groups that begin at `starts`; as Python ints if 64 bits may not be enough."""
     magnitude = max(-int(diffs.min()), int(diffs.max()))
     if magnitude * len(diffs) < 2**63:
         return np.add.reduceat(diffs, starts)

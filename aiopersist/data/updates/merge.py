@@ -1,7 +1,7 @@
 """Merging sorted runs slab by slab, in bounded memory, into globally consolidated output.
 
-A pure object: it names the runs to load, takes their next slabs, and gives the settled updates. The caller
-does the I/O:
+A pure object: it names the runs to load, takes their next slabs, and returns updates that are final. The
+caller does the I/O:
 
     merge = Merge(len(runs), schema)
     while not merge.done:
@@ -9,11 +9,13 @@ does the I/O:
             merge.push(run, <the next slab of the run, or None at its end>)
         emit(merge.pop())
 
-*Bound*: each run that is not at its end has a last loaded row; the least of these rows is the bound. No
-row below the bound can still come, so all rows strictly below it are sorted, consolidated and given. Rows
-equal to it wait, since a run may go on with them. A run is loaded again when half of its last slab is used
-up, not when it is the least run: so each `pop` settles much of every run, and each row is sorted once. At
-most one and a half slabs per run are held, and the copies that a `pop` sorts.
+*Bound*: each run that is not at its end has a last loaded row; the least of these rows is the bound. No row
+below the bound can still come, so all rows strictly below it are sorted, consolidated and returned. Rows
+equal to it wait, since a run may continue with them.
+
+A run is loaded again when half of its last slab is used up, not when it is the least run: so each `pop`
+returns much of every run, and each row is sorted once. Memory holds at most one and a half slabs per run, and
+the copies that a `pop` sorts.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class _Run:
 class Merge:
     """Merges `runs` runs of tables in the columns of the schema.
 
-    `final`: gives contents (`key`, `val`, `diff`) and ignores times; `DiffOverflow` if a sum does not fit.
+    `final`: returns contents (`key`, `val`, `diff`) and ignores times; `DiffOverflow` if a sum does not fit.
     Product times need not be in order within a (key, value): advancing them breaks their order.
     """
 
@@ -55,12 +57,12 @@ class Merge:
 
     @property
     def done(self) -> bool:
-        """Whether all updates were given."""
+        """Whether all updates were returned."""
         return all(run.at_end and not run.pending.num_rows for run in self._runs)
 
     @property
     def rows_held(self) -> int:
-        """Rows pushed and not given yet."""
+        """Rows that were pushed and not returned yet."""
         return sum(run.pending.num_rows for run in self._runs)
 
     def needs(self) -> list[int]:
@@ -82,8 +84,8 @@ class Merge:
             state.pending = pa.concat_tables([state.pending, slab]) if state.pending.num_rows else slab
 
     def pop(self) -> pa.Table:
-        """The settled updates that were not given yet, perhaps none: sorted and consolidated, above all
-        updates that were given before."""
+        """The final updates that were not returned yet, perhaps none: sorted, consolidated, and above all
+        updates that were returned before."""
         if any(run.last is None and not run.at_end for run in self._runs):
             return self._summed([])
         bound = self._bound()
@@ -109,8 +111,8 @@ def _is_low(run: _Run) -> bool:
 
 
 def are_sums(tables: Sequence[pa.Table]) -> bool:
-    """Whether each of the sorted tables lies beyond the one before, and no diff is one of several rows of a
-    sum that 64 bits do not hold."""
+    """Whether each of the sorted tables lies beyond the one before, and no sum beyond 64 bits is divided into
+    several rows."""
     filled, order = [table for table in tables if table.num_rows], ("key", "val")
     return all(row_key(a, -1, order) < row_key(b, 0, order) for a, b in pairwise(filled)) and not any(
         {DIFF_MIN, DIFF_MAX} & {*pc.min_max(table.column("diff")).as_py().values()} for table in filled
@@ -125,7 +127,7 @@ def rows_of_last_key(table: pa.Table | pa.RecordBatch) -> int:
 def rows_below(table: pa.Table | pa.RecordBatch, bound: Any, order: tuple[str, ...]) -> int:
     """How many rows of a sorted table lie strictly below the bound."""
     rows: int = table.num_rows
-    below, above = 0, rows  # rows before `below` lie below the bound, rows from `above` on do not
+    below, above = 0, rows  # rows before `below` lie below the bound, rows at and after `above` do not
     if above and row_key(table, -1, order) < bound:
         return rows
     while below < above:

@@ -40,7 +40,7 @@ def flatten(column: Column, leaves: list[Column]) -> None:
 
 
 def row_keys(table: pa.Table | pa.RecordBatch, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-    """A tuple per row; the tuples compare as the rows do, by the given columns."""
+    """A tuple per row. The tuples compare as the rows do, by these columns."""
     keys = [_column_keys(table.column(name), table.schema.field(name).nullable) for name in columns]
     return list(zip(*keys, strict=True)) if keys else [()] * table.num_rows
 
@@ -78,8 +78,8 @@ def _viewed(column: Column, t: pa.DataType) -> Column:
 
 
 def _column_keys(column: Column, nullable: bool) -> list[Any]:
-    """The keys of one column. They depend on whether nulls *may* be there, not on whether they are: they must
-    compare with the keys of other tables."""
+    """The keys of one column. Their form depends on whether it *may* have nulls, not on whether it has some:
+    they must compare with the keys of other tables."""
     if pa.types.is_nested(column.type) and _has_temporal(column.type):
         return _nested_keys(column)
     if pa.types.is_temporal(column.type):
@@ -106,7 +106,7 @@ def _nested_keys(column: Column) -> list[Any]:
 
 
 def _comparable(t: pa.DataType) -> Callable[[Any], Any]:
-    """The function that makes values compare in the order of the type: a null is (), less than any (x,)."""
+    """The function from a value to its key: a null is (), which is less than any (x,)."""
     if pa.types.is_floating(t):
         return lambda v: () if v is None else (v != v, v if v == v else 0.0)
     if pa.types.is_struct(t):
@@ -119,7 +119,7 @@ def _comparable(t: pa.DataType) -> Callable[[Any], Any]:
 
 
 def _natural(t: pa.DataType) -> bool:
-    """Whether Python compares the values of the type in our order."""
+    """Whether Python's own order of the values is the order of updates."""
     if pa.types.is_fixed_size_list(t):
         return True  # of ints
     return not (pa.types.is_nested(t) or pa.types.is_floating(t))

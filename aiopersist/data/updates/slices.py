@@ -1,12 +1,12 @@
-"""How many rows are turned into Python values, or back, at one time.
+"""Slices of rows that are converted to Python values, or back, in one step.
 
-Such a conversion holds the interpreter's lock on any thread: a kernel of Arrow releases it, making objects
-does not. The event loop stands still during one step. So large conversions go in slices of about a
-millisecond, each a call of its own on a worker thread; between them the loop runs.
+Making Python objects holds the interpreter's lock, on any thread; a kernel of Arrow releases it. So the event
+loop stands still during one step. Large conversions therefore go in slices of about a millisecond, each as
+its own call on a worker thread; the loop runs in between.
 
-The collector of cycles also stops all threads, and visits every object again and again as their number
-grows: for half a million models that took longer than making them. `grow_old` spares it the objects that a
-caller keeps.
+The collector of cycles also stops all threads, and visits all objects again and again as their number grows.
+For half a million models that took longer than making them. `grow_old` excludes the objects that a caller
+keeps.
 """
 
 from __future__ import annotations
@@ -36,16 +36,15 @@ def row_slices(rows: Sequence[Any], columns: int) -> Iterator[tuple[int, Sequenc
     for start in range(0, len(rows), step):
         if isinstance(rows, list | tuple):
             yield start, rows[start : start + step]
-        else:  # a sequence need not take slices, and may fill one list anew for each row
+        else:  # other sequences may not support slices, or may reuse one list for each row
             part = (rows[at] for at in range(start, min(start + step, len(rows))))
             yield start, [tuple(row) if isinstance(row, list) else row for row in part]
 
 
 def grow_old() -> None:
-    """Make all present objects old for the collector, which seldom visits old objects, without visiting them
-    now. Use it for rows that the caller keeps, not for rows that come and go: all present garbage, also the
-    application's, waits for the next full collection. Does nothing if the application has frozen objects,
-    since they would thaw."""
+    """Make all objects old for the collector, which seldom visits old objects, without visiting them now. Use
+    it for rows that the caller keeps: all present garbage, also the application's, then waits for the next
+    full collection. Does nothing if the application has frozen objects, since they would thaw."""
     if not gc.get_freeze_count():
         gc.freeze()
         gc.unfreeze()

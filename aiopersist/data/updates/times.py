@@ -92,8 +92,8 @@ def filter_times(
     as_of: Time | None = None,
     not_as_of: Time | None = None,
 ) -> pa.Table:
-    """The rows with times at or beyond `lower`, not at or beyond `upper`, `<= as_of`, not `<= not_as_of`; a
-    bound that is `None` does not apply."""
+    """The rows with times at or beyond `lower`, not at or beyond `upper`, `<= as_of`, and not `<= not_as_of`.
+    `None` is no bound."""
     times = table.column("time")
     masks = []
     if lower is not None:
@@ -124,8 +124,8 @@ def advance(table: pa.Table, frontier: Antichain) -> pa.Table:
 
 
 class Seen:
-    """Int times in the order they came: the least, the greatest, and each time that is less than all before
-    it. The first time below any bound is always such a time."""
+    """Int times in the order they came: the least, the greatest, and each time that is less than all times
+    before it. The first time below any bound is one of these."""
 
     def __init__(self) -> None:
         self.least = TIME_MAX
@@ -140,7 +140,7 @@ class Seen:
         self._add(lows, lows[-1].as_py(), pc.max(table.column("time")).as_py())
 
     def merge(self, other: Seen) -> None:
-        """Add the times of `other`, as if they came after the times here."""
+        """Add the times of `other` after these times."""
         for lows in other._lows:
             self._add(lows, other.least, other.greatest)
 

@@ -1,8 +1,8 @@
-"""A few rows of plain types, straight to a sorted, consolidated batch.
+"""A few rows of plain types, turned directly into a sorted, consolidated batch.
 
-Entering a kernel costs microseconds, however few the rows, so ten rows are checked, sorted and summed as
-tuples, and Arrow is entered once, to build the batch. Rows that do not fit here (`None`) go the general
-way, which also reports the fault of a row: here no row is refused.
+The entry into an Arrow kernel costs microseconds, even for ten rows. So a few rows are checked, sorted and
+summed as tuples, and Arrow is entered once, to build the batch. For other rows the result is `None`; the
+caller then uses the general way, which also raises the errors of rows.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ TINY_BYTES = 32 * 1024  # of keys, and of vals: copying more takes a thread
 
 
 class Tiny(NamedTuple):
-    """A sorted, consolidated batch, and facts about the rows as they were given."""
+    """A sorted, consolidated batch, and facts about the input rows."""
 
     rows: int
     """Of the batch; there may be none."""
     columns: tuple[Buffers, ...] | pa.RecordBatch
-    """Those of the batch, if all are made by buffers; else the batch."""
+    """The buffers of the columns, if all columns are made by buffers; else the batch."""
     schema: Schema[Any, Any, Any]
     least_time: int
     greatest_time: int
     goodbytes: int
-    """The goodbytes of the given rows: at least those of the batch."""
+    """The goodbytes of the input rows: at least those of the batch."""
 
     @property
     def batch(self) -> pa.RecordBatch:
-        """The rows as Arrow has them."""
+        """The rows as a record batch."""
         if not isinstance(self.columns, tuple):
             return self.columns
         return batch_of(self.columns, self.schema.arrow_schema, self.rows)
 
     @property
     def table(self) -> pa.Table:
-        """The same as a table."""
+        """The rows as a table."""
         return pa.Table.from_batches([self.batch])
 
     def message(self) -> bytes:
@@ -103,8 +103,8 @@ def _of_rows(updates: list[Any]) -> list[Sequence[Any]] | None:
 
 
 def _of_arrow(updates: Any, schema: Schema[Any, Any, Any]) -> list[Sequence[Any]] | None:
-    """The columns of a short table or frame that can be read twice: where it goes the general way, it is read
-    anew. Its data is checked before any of it becomes a Python value."""
+    """The columns of a short table or frame that can be read twice, since the general way reads it again. The
+    data is checked before any of it becomes a Python value."""
     if not isinstance(updates, Sized) or not 0 < len(updates) <= TINY_ROWS:
         return None
     if not isinstance(updates, pa.RecordBatch) and not hasattr(updates, "__arrow_c_stream__"):
@@ -132,14 +132,14 @@ def _of_arrow(updates: Any, schema: Schema[Any, Any, Any]) -> list[Sequence[Any]
 
 
 def _values(column: pa.ChunkedArray) -> Sequence[Any]:
-    """Its Python values. A chunk makes them in a hundredth of the time that several take."""
+    """The Python values. One chunk takes a hundredth of the time that several take."""
     values: Sequence[Any] = column.chunk(0).to_pylist() if column.num_chunks == 1 else column.to_pylist()
     return values
 
 
 def _is_light(table: pa.Table) -> bool:
-    """Whether its values are few bytes. A slice may be light although its buffers are not; many views may
-    stand for the same bytes, so these are measured by their buffers."""
+    """Whether its values have few bytes. A slice may be light although its buffers are not. Many views may
+    share the same bytes, so views are measured by their buffers."""
     if table.get_total_buffer_size() <= TINY_BYTES:
         return True
     is_ = pa.types
@@ -148,7 +148,7 @@ def _is_light(table: pa.Table) -> bool:
 
 
 class PlainRows:
-    """Measures a single update that is small, valid and of plain types: surely it can be converted later,
+    """Measures single updates that are small, valid and of plain types: they can surely be converted later,
     together with others."""
 
     def __init__(self, schema: Schema[Any, Any, Any]) -> None:
@@ -168,10 +168,8 @@ class PlainRows:
         return None if key_size is None or val_size is None else key_size + val_size + TIME_AND_DIFF_BYTES
 
     def few(self, rows: Any, diff: int, size_max: int) -> list[tuple[Any, Any, int]] | None:
-        """A short list of `(key, val)` or `(key, val, diff)` as an own list, each with its diff.
-
-        `None` unless all surely can be converted later, with at most `size_max` goodbytes without time and
-        diff."""
+        """A copy of a short list of `(key, val)` or `(key, val, diff)`, each with its diff. `None` unless all
+        of them can surely be converted later, and each has at most `size_max` goodbytes of key and value."""
         if type(rows) is not list or len(rows) > FEW_ROWS:
             return None
         updates: list[tuple[Any, Any, int]] = []

@@ -1,4 +1,4 @@
-"""Updates as a reader gets them: Arrow columns that read as rows."""
+"""The updates that a reader gets: Arrow columns that read as rows."""
 
 from __future__ import annotations
 
