@@ -1,8 +1,8 @@
 """One type in all its Arrow encodings: a text with 32-bit offsets, with 64-bit offsets, as a view, in a
 dictionary or in runs is the same text. The same holds for bytes and lists.
 
-- A column of a file gets its *natural* type, which Python types have. So a schema of Python types opens a table
-  that was loaded from a file.
+- A column of a file gets its *natural* type, which Python types have. So a schema of Python types opens a
+  table that was loaded from a file.
 - A schema of natural types opens a shard that is stored in wide texts and bytes, and the other way round: it
   is *encoded as* the stored one.
 """

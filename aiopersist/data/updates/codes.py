@@ -115,7 +115,7 @@ def _number_codes(leaf: Array, valid: Any) -> Code:
 
     def code(rows: Any) -> Codes:
         result = _at(values, rows)
-        if values.dtype.kind == "f":  # by their bits: the stored floats have one zero, and one NaN, the greatest
+        if values.dtype.kind == "f":  # by their bits: stored floats have one zero, and one NaN, the greatest
             bits = result.astype(np.float64).view(np.int64)
             result = bits ^ ((bits >> 63) & np.int64(2**63 - 1))
         return result if valid is None else np.where(_at(valid, rows), result, 0)
