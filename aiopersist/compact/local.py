@@ -46,7 +46,7 @@ class Work(NamedTuple):
         """The parts to read."""
         return [named for run in self.read for named in run]
 
-    def batch(self, parts: Sequence[HollowPart], loose: int | None) -> HollowBatch:
+    def batch(self, parts: Sequence[HollowPart], uncompacted: int | None) -> HollowBatch:
         """The batch that replaces the inputs: `parts`, which are one run, then the kept parts."""
         runs = tuple(len(parts) + start for start in self.kept_runs)
         return HollowBatch(
@@ -55,7 +55,7 @@ class Work(NamedTuple):
             since=self.spec.since,
             parts=(*parts, *self.kept),
             runs=runs if parts else runs[1:],
-            loose=None if self.kept else loose,
+            uncompacted=None if self.kept else uncompacted,
         )
 
 
@@ -168,7 +168,7 @@ async def _compact(shard: Shard, work: Work, writer: str) -> bool:
     with progress("compaction", sum(part.rows for _, part in work.parts), "rows") as step:
         target = target_of(shard, work, writer)
         done = await rewrite(shard, work.read, Selection(advance_to=since), target, step.advance)
-    batch = work.batch(done.parts, done.output.loose)
+    batch = work.batch(done.parts, done.output.uncompacted)
     return await _apply(shard, Replace(writer, inputs, batch, done.read, done.output.wrote), done.output)
 
 

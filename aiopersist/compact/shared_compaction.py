@@ -204,7 +204,7 @@ async def _compact_piece(shard: Shard, given: CompactionPiece) -> bytes:
             division=given.division,
             number=given.number,
             parts=done.parts,
-            loose=done.output.loose,
+            loose=done.output.uncompacted,
             read=done.read,
             wrote=done.output.wrote,
         )

@@ -58,7 +58,7 @@ def _has_one_time(batch: HollowBatch) -> bool:
     """Int times: that of an append, or since, to which a compaction has advanced all."""
     lower, upper = batch.lower.elements, batch.upper.elements
     times = [time for time in (*lower, *upper) if isinstance(time, int)]
-    return len(times) == 2 and (times[0] + 1 == times[1] or batch.loose == 0)
+    return len(times) == 2 and (times[0] + 1 == times[1] or batch.uncompacted == 0)
 
 
 def slab_bytes(memory: int, runs: int, row_group_bytes: int) -> int:

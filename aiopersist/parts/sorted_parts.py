@@ -39,7 +39,7 @@ class SortedParts:
         stack: Stack,
     ) -> None:
         """Parts are cut at `part_bytes`; less than `inline_max_bytes` goodbytes are one inline part."""
-        self.loose: int | None = 0
+        self.uncompacted: int | None = 0
         """Updates at times beyond since; `None` if they are not counted, as for product times."""
         self._rows = 0
         self._diffs = 0
@@ -97,9 +97,9 @@ class SortedParts:
     def _count(self, table: "pa.Table") -> None:
         self._rows += table.num_rows
         self._diffs += diff_sum(table)
-        if self.loose is not None:
+        if self.uncompacted is not None:
             later = rows_after(table, self._description.since)
-            self.loose = None if later is None else self.loose + later
+            self.uncompacted = None if later is None else self.uncompacted + later
 
     def _encode(self, whole: "pa.Table") -> EncodedPart:
         size, stats = self._stack.settings.row_group_bytes, stats_spec(self._stack.settings)

@@ -108,7 +108,7 @@ class Registration:
             state is not None
             and writer in state.writers
             and self.built < BATCHES_MAX
-            and (not state.spent or not self.is_full)
+            and (not state.consumed or not self.is_full)
         )
 
     @property
@@ -177,7 +177,7 @@ class Registration:
 
 def spent_under(state: State, writer: str) -> int:
     """How many batches built under `writer` are known to have been appended or deleted."""
-    return len(state.spent.get(writer, ()))
+    return len(state.consumed.get(writer, ()))
 
 
 async def _undo(shard: Shard, writer: str, slot: Slot) -> None:

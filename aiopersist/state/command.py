@@ -112,7 +112,7 @@ def commit(
     heartbeats in the future to now. `moved`: it renews a *moving* hold, and so moves since."""
     dropped = {name: keys for name, keys in (drop or {}).items() if keys}
     if state.subscriptions or not are_leases_in_order(state, context.now):
-        for name, records in ahead(state, context, changes).items():
+        for name, records in clock_corrections(state, context, changes).items():
             changes[name] = {**changes.get(name, {}), **records}
         dropped |= overdue(state, context, changes)
     if "writers" in dropped and (void := claims_of(state, dropped["writers"])):
@@ -154,11 +154,13 @@ def is_ahead(at: float, now: float) -> bool:
     return at > now + AHEAD_S
 
 
-def ahead(state: State, context: Context, changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def clock_corrections(
+    state: State, context: Context, changes: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
     """The readers and writers whose heartbeats lie in the future, with heartbeats of now; and the
     subscriptions that time changes. Without those in `changes`."""
     latest = context.now + AHEAD_S
-    found: dict[str, dict[str, Any]] = {
+    corrected: dict[str, dict[str, Any]] = {
         name: {
             key: record.replace(heartbeat=context.now)
             for key, record in getattr(state, name).items()
@@ -168,13 +170,13 @@ def ahead(state: State, context: Context, changes: Mapping[str, Any]) -> dict[st
     }
     if state.subscriptions:
         kept = {k: r for k, r in state.subscriptions.items() if k not in changes.get("subscriptions", ())}
-        found["subscriptions"] = changed_by_time(kept, context.now, latest)
-    return {name: records for name, records in found.items() if records}
+        corrected["subscriptions"] = changed_by_time(kept, context.now, latest)
+    return {name: records for name, records in corrected.items() if records}
 
 
 def are_leases_in_order(state: State, now: float) -> bool:
-    """Whether no lease ran out, and no heartbeat lies in the future: then `ahead` finds no reader and no
-    writer, and `overdue` none."""
+    """Whether no lease ran out, and no heartbeat lies in the future: then `clock_corrections` finds no reader
+    and no writer, and `overdue` none."""
     latest = now + AHEAD_S
     leased: Iterable[Writer | LeasedReader] = chain(state.writers.values(), state.readers.values())
     for record in leased:

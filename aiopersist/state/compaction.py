@@ -114,15 +114,15 @@ def plan_passed(state: State, now: float) -> Spec | None:
     bound on space amplification.) If since is empty, all batches that have parts: no reader will read
     them."""
     inputs: dict[int, HollowBatch] = {}
-    loose = 0
+    uncompacted = 0
     for ordinal, batch in state.batches.items():
         if state.since <= batch.lower and state.since.elements:
             break
         inputs[ordinal] = batch
         if batch.upper <= state.since:
-            loose += batch.len if batch.loose is None else batch.loose
+            uncompacted += batch.len if batch.uncompacted is None else batch.uncompacted
     length = sum(batch.len for batch in inputs.values())
-    if not length or (state.since.elements and loose < max((length - loose) // 3, PASSED_MIN)):
+    if not length or (state.since.elements and uncompacted < max((length - uncompacted) // 3, PASSED_MIN)):
         return None
     if _overlaps(_claimed(state, now), min(inputs), max(inputs)):
         return None
@@ -225,8 +225,8 @@ class ClaimCollection(Struct, frozen=True):
         state = live(state)
         if (refusal := refusal_if_gone(state, self.writer)) is not None:
             return refusal
-        taken = (COLLECTION, COLLECTION) in _claimed(state, context.now)
-        if taken or (state.latest_rollup, state.collected) != (self.latest_rollup, self.collected):
+        is_claimed = (COLLECTION, COLLECTION) in _claimed(state, context.now)
+        if is_claimed or (state.latest_rollup, state.collected) != (self.latest_rollup, self.collected):
             return Keep(result=False)
         return _claim(state, context, self.writer, COLLECTION, COLLECTION)
 
@@ -244,11 +244,11 @@ def _claim(state: State, context: Context, writer: str, first: int, last: int) -
 def _unchanged(inputs: dict[int, HollowBatch], state: State) -> bool:
     """Whether these neighbours are still as they were read."""
     first, last = next(iter(inputs)), next(reversed(inputs))
-    there = {o: b for o, b in state.batches.items() if first <= o <= last}
-    newest = there.get(last)
+    neighbours = {o: b for o, b in state.batches.items() if first <= o <= last}
+    newest = neighbours.get(last)
     if newest is not None and not newest.parts:  # appends without updates may have extended an empty batch
-        there[last] = newest.replace(upper=inputs[last].upper)
-    return there == inputs
+        neighbours[last] = newest.replace(upper=inputs[last].upper)
+    return neighbours == inputs
 
 
 class ReleaseClaim(Struct, frozen=True):
@@ -318,10 +318,10 @@ class Replace(Struct, frozen=True):
     def happened(self, state: State) -> bool | None:
         """Its batch is there, or its inputs are; once both are gone the state proves nothing."""
         first = next(iter(self.inputs))
-        found = state.batches.get(first)
-        if found is not None and found.replace(upper=self.batch.upper) == self.batch:
+        batch = state.batches.get(first)
+        if batch is not None and batch.replace(upper=self.batch.upper) == self.batch:
             return True
-        return False if found == self.inputs[first] else None
+        return False if batch == self.inputs[first] else None
 
 
 def largest_inline_run(state: State) -> tuple[int, ...]:

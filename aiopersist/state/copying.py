@@ -66,7 +66,7 @@ class CopySchemas(Struct, frozen=True):
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
-        if any(known != self.schemas.get(number) for number, known in state.schemas.items()):
+        if any(present != self.schemas.get(number) for number, present in state.schemas.items()):
             return Keep(error=IncompatibleSchema("the schemas of the copy are not those of its source"))
         new = {number: dict(schema) for number, schema in self.schemas.items() if number not in state.schemas}
         return commit(state, context, schemas=new) if new else Keep()
@@ -82,10 +82,10 @@ class CopyMark(Struct, frozen=True):
 
     def refusal(self, state: State) -> Error | None:
         """Why the shard is not the copy that was looked at."""
-        found, expected = state.critical.get(self.reader), opaque_of(state.upper)
-        if found is not None and found.opaque == expected:
+        mark, expected = state.critical.get(self.reader), opaque_of(state.upper)
+        if mark is not None and mark.opaque == expected:
             return None
-        return OpaqueMismatch(expected, found.opaque if found else None)
+        return OpaqueMismatch(expected, mark.opaque if mark else None)
 
     def moved(self, state: State, upper: Antichain) -> dict[str, Any]:
         """The records of a copy that has come to `upper`: the mark, and the policy, which keeps no more than
@@ -131,8 +131,8 @@ class MoveCopy(Struct, frozen=True):
 
     def happened(self, state: State) -> bool:
         """Whichever copier moved it: it never goes back."""
-        found = state.critical.get(self.mark.reader)
-        return found is not None and self.mark.since <= found.since
+        mark = state.critical.get(self.mark.reader)
+        return mark is not None and self.mark.since <= mark.since
 
 
 class AppendCopied(AppendHollow, frozen=True):

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any
 
+from msgspec import field
 from msgspec.structs import asdict
 from pydantic_core import from_json
 
@@ -77,7 +78,7 @@ class Changes(Record, frozen=True, kw_only=True):
     retention: dict[int, Retention] = {}
     subscriptions: dict[str, SubscriptionRecord] = {}
     writers: dict[str, Writer] = {}
-    spent: dict[str, list[str]] = {}
+    consumed: dict[str, list[str]] = field(default_factory=dict, name="spent")
     """By writer, the ids that are new. The ids of a dropped writer go with it."""
     transactions: dict[str, TransactionRecord] = {}
     once: OnceChanges | None = None
@@ -93,10 +94,10 @@ class Changes(Record, frozen=True, kw_only=True):
     @property
     def plain(self) -> "dict[str, Any]":
         """The fields that are set, of those that say by themselves what they make of the state."""
-        found = {name: getattr(self, name) for name in _PLAIN}
+        fields = {name: getattr(self, name) for name in _PLAIN}
         return {
             name: value
-            for name, value in found.items()
+            for name, value in fields.items()
             if value is not None and (value or type(value) is not dict)
         }
 
@@ -141,7 +142,7 @@ def format_of(value: Changes | State) -> int:
         return FORMAT_OF_SUBSCRIPTIONS
     if value.once or value.clock is not Clock.LOGICAL or value.table:
         return FORMAT_OF_CLOCKS
-    if value.spent or (value.readers and not are_known_earlier(value.readers.values())):
+    if value.consumed or (value.readers and not are_known_earlier(value.readers.values())):
         return FORMAT_OF_IDS
     return FORMAT_OF_MOST
 
@@ -184,7 +185,7 @@ def apply(diff: Diff, state: State | None) -> State:
         for key in keys:
             del kept[int(key) if name in _INT_KEYS else key]
         update[name] = kept
-    if changes.transactions or changes.spent or changes.drop or any(map(_SPENT, changes.writers.values())):
+    if changes.transactions or changes.consumed or changes.drop or any(map(_IDS, changes.writers.values())):
         update |= _changed_ids(changes, state)
     if changes.once is not None:
         update["once"] = state.once.changed(changes.once.times, diff.at, changes.once.oldest)
@@ -200,25 +201,25 @@ def apply(diff: Diff, state: State | None) -> State:
     return state.replace(**update)
 
 
-_APART = {"shard", "clock", "table", "finalized", "drop", "streams", "spent", "transactions", "once"}
+_APART = {"shard", "clock", "table", "finalized", "drop", "streams", "consumed", "transactions", "once"}
 _PLAIN = tuple(name for name in Changes.__struct_fields__ if name not in _APART)
-_SPENT = attrgetter("spent")
+_IDS = attrgetter("consumed")
 
 
 def _before(diff: Diff) -> State:
     """The state of which version 0 makes its changes: of nothing but what every state has."""
-    made = diff.changes
-    if made.shard is None or made.since is None or made.upper is None:
-        raise Corruption("a first version sets no shard, since or upper", shard_id=made.shard)
+    changes = diff.changes
+    if changes.shard is None or changes.since is None or changes.upper is None:
+        raise Corruption("a first version sets no shard, since or upper", shard_id=changes.shard)
     return State(
-        shard=made.shard,
+        shard=changes.shard,
         seqno=diff.seqno,
         commit=diff.commit,
         at=diff.at,
-        since=made.since,
-        upper=made.upper,
-        clock=made.clock,
-        table=made.table,
+        since=changes.since,
+        upper=changes.upper,
+        clock=changes.clock,
+        table=changes.table,
     )
 
 
@@ -230,21 +231,21 @@ def _changed_ids(changes: Changes, state: State) -> dict[str, Any]:
         gone = map(str, changes.drop.get("transactions", ()))
         update["transactions"] = Ids.of(state.transactions).changed(changes.transactions, gone)
     writers_gone = changes.drop.get("writers", ())
-    before = {writer: record.spent for writer, record in changes.writers.items() if record.spent}
-    if before or changes.spent or not state.spent.keys().isdisjoint(writers_gone):
-        spent = {writer: ids for writer, ids in state.spent.items() if writer not in writers_gone}
-        for writer, ids in (*before.items(), *changes.spent.items()):
-            spent[writer] = spent.get(writer, Ids[None]()).changed(dict.fromkeys(ids))
-        update["spent"] = spent
+    before = {writer: record.consumed for writer, record in changes.writers.items() if record.consumed}
+    if before or changes.consumed or not state.consumed.keys().isdisjoint(writers_gone):
+        consumed = {writer: ids for writer, ids in state.consumed.items() if writer not in writers_gone}
+        for writer, ids in (*before.items(), *changes.consumed.items()):
+            consumed[writer] = consumed.get(writer, Ids[None]()).changed(dict.fromkeys(ids))
+        update["consumed"] = consumed
     if before:
         kept = {**state.writers, **changes.writers}
-        update["writers"] = {w: without_spent(r) for w, r in kept.items() if w not in writers_gone}
+        update["writers"] = {w: without_consumed(r) for w, r in kept.items() if w not in writers_gone}
     return update
 
 
-def without_spent(record: Writer) -> Writer:
+def without_consumed(record: Writer) -> Writer:
     """The record as the state in memory keeps it."""
-    return record.replace(spent=()) if record.spent else record
+    return record.replace(consumed=()) if record.consumed else record
 
 
 _END = State(shard="", seqno=0, commit="", at=0.0, since=Antichain(), upper=Antichain(), finalized=True)
@@ -330,10 +331,10 @@ def read_back(data: bytes, diff: Diff) -> Diff:
     return read
 
 
-def check_format(what: str, found: int) -> None:
+def check_format(what: str, number: int) -> None:
     """`Corruption` for a later format: its fields may have our names and another meaning."""
-    if found > FORMAT:
-        raise _from_the_future(what, found)
+    if number > FORMAT:
+        raise _from_the_future(what, number)
 
 
 def not_understood(what: str, data: bytes, error: Exception) -> Corruption:
@@ -342,13 +343,13 @@ def not_understood(what: str, data: bytes, error: Exception) -> Corruption:
 
     try:
         text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-        found = json.loads(text.partition(b"\n")[0])["format"]
+        number = json.loads(text.partition(b"\n")[0])["format"]
     except (ValueError, KeyError, TypeError, OSError, EOFError, RecursionError, zlib.error):
         return Corruption(f"{what} is not readable: {error}")
-    if isinstance(found, int) and found > FORMAT:
-        return _from_the_future(what, found)
+    if isinstance(number, int) and number > FORMAT:
+        return _from_the_future(what, number)
     return Corruption(f"{what} is not readable: {error}")
 
 
-def _from_the_future(what: str, found: int) -> Corruption:
-    return Corruption(f"{what} has format {found}, this version reads up to {FORMAT}: upgrade aiopersist")
+def _from_the_future(what: str, number: int) -> Corruption:
+    return Corruption(f"{what} has format {number}, this version reads up to {FORMAT}: upgrade aiopersist")

@@ -52,7 +52,7 @@ class Ids(Mapping[str, V], Generic[V]):
             bucket = bucket_of(key)
             length -= key in bucket
             bucket.pop(key, None)
-        return _made(_widened(buckets) if len(buckets) == 1 and length > PAGE else buckets, length)
+        return _of_buckets(_widened(buckets) if len(buckets) == 1 and length > PAGE else buckets, length)
 
     def pages(self) -> Iterator[dict[str, V]]:
         """All ids, in pieces that take about a millisecond each."""
@@ -90,7 +90,7 @@ class Ids(Mapping[str, V], Generic[V]):
         return Ids(ids)
 
 
-def _made(buckets: list[dict[str, V]], length: int) -> Ids[V]:
+def _of_buckets(buckets: list[dict[str, V]], length: int) -> Ids[V]:
     ids = Ids.__new__(Ids)
     ids._buckets, ids._len = buckets, length
     return ids

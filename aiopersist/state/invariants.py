@@ -86,8 +86,8 @@ def new_blobs_are_registered(diff: Diff, before: State | None, after: State) -> 
 
 def new_batches_are_last(diff: Diff, before: State | None, after: State) -> bool:
     """A version replaces existing batches, or adds a batch at the end."""
-    known = () if before is None else before.batches
-    new = [at for at in diff.changes.batches if at not in known]
+    earlier = () if before is None else before.batches
+    new = [at for at in diff.changes.batches if at not in earlier]
     return not new or new == [next(reversed(after.batches))]
 
 

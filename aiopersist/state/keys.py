@@ -21,11 +21,11 @@ class BlobKey(NamedTuple):
     @classmethod
     def parse(cls, key: str) -> "BlobKey":
         """The parts of `key`; `InvalidUsage` of kind `INVALID_NAME` for anything but the key of a part."""
-        found = _FORM.fullmatch(key) if isinstance(key, str) else None
-        if found is None:
+        match = _FORM.fullmatch(key) if isinstance(key, str) else None
+        if match is None:
             text = f"{shown(key, 200)} is not the key of a part"
             raise InvalidUsage(UsageKind.INVALID_NAME, text, name=key)
-        return cls(*found.groups())
+        return cls(*match.groups())
 
     @staticmethod
     def new(shard: str, writer: str, part: UUID) -> str:

@@ -12,7 +12,7 @@ from aiopersist.state.command import (
     Commit,
     Context,
     Keep,
-    ahead,
+    clock_corrections,
     commit,
     live,
     overdue,
@@ -54,9 +54,10 @@ class ExpireOverdue(Struct, frozen=True):
     has no other commits."""
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
-        if state is None or state.finalized or not (overdue(state, context, {}) or ahead(state, context, {})):
+        if state is None or state.finalized:
             return Keep()
-        return commit(state, context)
+        has_work = overdue(state, context, {}) or clock_corrections(state, context, {})
+        return commit(state, context) if has_work else Keep()
 
 
 def first_expiry(state: State) -> float:
@@ -162,8 +163,8 @@ class ForgetTransactions(Struct, frozen=True):
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         if state is None or state.finalized:
             return Keep()
-        known = ((app, state.transactions.get(app)) for app in self.apps)
-        stale = tuple(app for app, last in known if last is not None and last.at < self.oldest)
+        records = ((app, state.transactions.get(app)) for app in self.apps)
+        stale = tuple(app for app, last in records if last is not None and last.at < self.oldest)
         return commit(state, context, drop={"transactions": stale}) if stale else Keep()
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from msgspec import field
 from msgspec.structs import force_setattr
 
 from aiopersist.base.errors import ShardFinalized
@@ -28,7 +29,7 @@ from aiopersist.state.streams import Streams, parts_of_streams
 FORMAT = 4  # the latest format of diffs and rollups: a reader refuses a later one. It is no feature's name
 FORMAT_OF_SUBSCRIPTIONS = 4  # of those with subscriptions
 FORMAT_OF_CLOCKS = 3  # of those with a wall clock, or ids of `once=`
-FORMAT_OF_IDS = 2  # of those with spent ids, or with a hold that keeps no version
+FORMAT_OF_IDS = 2  # of those with consumed ids, or with a hold that keeps no version
 FORMAT_OF_MOST = 1  # of those that every version of the library can read
 
 
@@ -41,7 +42,7 @@ class HollowBatch(Record, frozen=True, kw_only=True):
     parts: tuple[HollowPart, ...] = ()
     runs: tuple[int, ...] = ()
     """The index of the first part of every run but the first."""
-    loose: int | None = None
+    uncompacted: int | None = field(default=None, name="loose")
     """How many updates have times beyond its since: they may cancel once since has passed them. `None`:
     all."""
 
@@ -152,8 +153,8 @@ class Writer(Record, frozen=True, kw_only=True):
     """The token of its last append: proves, after a lost answer, that the append happened."""
     upper: Antichain | None = None
     """The upper that its last append left."""
-    spent: tuple[str, ...] = ()
-    """Where earlier versions of the library wrote ids that are in `State.spent` now; empty in memory."""
+    consumed: tuple[str, ...] = field(default=(), name="spent")
+    """Where earlier versions of the library wrote ids that are in `State.consumed` now; empty in memory."""
 
     __post_init__ = _end_null_lease  # type: ignore[misc]  # a method of both
 
@@ -219,7 +220,7 @@ class State(Record, frozen=True, kw_only=True):
     subscriptions: dict[str, SubscriptionRecord] = {}
     """By name, those with a share as `name[i/n]`."""
     writers: dict[str, Writer] = {}
-    spent: dict[str, Ids[None]] = {}
+    consumed: dict[str, Ids[None]] = field(default_factory=dict, name="spent")
     """By writer, the ids of batches that were built under it, handed over, and since then appended or
     deleted: neither can happen again. They go with the writer."""
     transactions: Ids[TransactionRecord] = Ids()

@@ -28,7 +28,7 @@ def hash_of(once: str) -> str:
     return hashlib.sha256(once.encode()).hexdigest()[:32]
 
 
-class _Found(NamedTuple):
+class _Record(NamedTuple):
     id: bytes
     number: int
     time: int
@@ -49,10 +49,10 @@ class OnceIds:
     def time_of(self, id: str, oldest: float) -> int | None:
         """The time of the commit that recorded `id` at the moment `oldest` or later; `None` if that is not
         remembered."""
-        found = self._find(bytes.fromhex(id))
-        if found is None or found.at < oldest or found.number <= self.ever - IDS_MAX:
+        record = self._find(bytes.fromhex(id))
+        if record is None or record.at < oldest or record.number <= self.ever - IDS_MAX:
             return None
-        return found.time
+        return record.time
 
     def changed(self, times: Mapping[str, int], at: float, oldest: float) -> Self:
         """The map with these ids, which come at the moment `at`; what came before `oldest` may go."""
@@ -78,7 +78,7 @@ class OnceIds:
                 begin = end
         return type(self)(buckets, self.ever)
 
-    def _find(self, hashed: bytes) -> _Found | None:
+    def _find(self, hashed: bytes) -> _Record | None:
         """The newest record of that hash."""
         bucket = self._buckets.get(hashed[0], b"")
         start = bucket.rfind(hashed)
@@ -86,7 +86,7 @@ class OnceIds:
             start = bucket.rfind(hashed, 0, start + len(hashed) - 1)
         if start < 0 or start % _RECORD.size:
             return None
-        return _Found(*_RECORD.unpack_from(bucket, start))
+        return _Record(*_RECORD.unpack_from(bucket, start))
 
     def __len__(self) -> int:
         """How many are kept, some of which may be forgotten."""
@@ -132,10 +132,10 @@ class Once(msgspec.Struct, frozen=True):
     keep_s: float = inf
     """How long ids are remembered."""
 
-    def done_at(self, known: OnceIds, now: float) -> int | None:
+    def done_at(self, ids: OnceIds, now: float) -> int | None:
         """The time at which one of them was recorded before, if it was."""
         oldest = now - self.keep_s
-        return next((t for h in self.hashes if (t := known.time_of(h, oldest)) is not None), None)
+        return next((t for h in self.hashes if (t := ids.time_of(h, oldest)) is not None), None)
 
     def changes(self, now: float, time: int) -> OnceChanges:
         """Record them as of a commit at `time`."""
@@ -166,8 +166,8 @@ def _without_old(bucket: bytes, number: int, oldest: float) -> bytes:
     """`bucket` without the records at its front up to `number`, or of before `oldest`."""
     start = 0
     while start < len(bucket):
-        found = _Found(*_RECORD.unpack_from(bucket, start))
-        if found.number > number and found.at >= oldest:
+        record = _Record(*_RECORD.unpack_from(bucket, start))
+        if record.number > number and record.at >= oldest:
             break
         start += _RECORD.size
     return bucket[start:] if start else bucket

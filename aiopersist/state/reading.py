@@ -43,13 +43,13 @@ class TakeNamedHold(Struct, frozen=True):
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
         reader = named_reader(self.name)
-        found = state.readers.get(reader)
-        since = found.since if found else self.since or state.since
+        earlier = state.readers.get(reader)
+        since = earlier.since if earlier else self.since or state.since
         if not state.since <= since:
             return Keep(error=SinceViolation(since, state.since))
-        taken = {"heartbeat": context.now, "lease_s": self.lease_s, "owner": self.owner, "seqno_hold": None}
+        fields = {"heartbeat": context.now, "lease_s": self.lease_s, "owner": self.owner, "seqno_hold": None}
         new = LeasedReader(since=since, name=self.name, heartbeat=context.now, lease_s=self.lease_s)
-        record = (found or new).replace(**taken)
+        record = (earlier or new).replace(**fields)
         return commit(state, context, result=since, readers={reader: record})
 
 
@@ -69,20 +69,20 @@ class RenewReader(Struct, frozen=True):
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
-        found = state.readers.get(self.reader)
-        if found is None:
+        reader = state.readers.get(self.reader)
+        if reader is None:
             return Keep(error=LeaseExpired(f"reader {self.reader} is no longer registered"))
-        if found.owner != self.owner:
-            return Keep(error=OpaqueMismatch(self.owner, found.owner))
-        since, moving = found.since, found.moving
+        if reader.owner != self.owner:
+            return Keep(error=OpaqueMismatch(self.owner, reader.owner))
+        since, moving = reader.since, reader.moving
         if self.hold is not None:
             if not state.since <= self.hold:
                 return Keep(error=SinceViolation(self.hold, state.since))
             since = self.hold
         if self.downgrade is not None:
             since, moving = since.join(self.downgrade), True
-        held = found.seqno_hold
-        record = found.replace(
+        held = reader.seqno_hold
+        record = reader.replace(
             since=since,
             moving=moving,
             heartbeat=context.now,
@@ -99,10 +99,10 @@ class KeepReader(Struct, frozen=True):
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
-        found = state.readers.get(self.reader)
-        if found is None:
+        reader = state.readers.get(self.reader)
+        if reader is None:
             return Keep(error=LeaseExpired(f"reader {self.reader} is no longer registered"))
-        return commit(state, context, readers={self.reader: found.replace(heartbeat=context.now)})
+        return commit(state, context, readers={self.reader: reader.replace(heartbeat=context.now)})
 
 
 class ExpireReader(Struct, frozen=True):
@@ -112,9 +112,9 @@ class ExpireReader(Struct, frozen=True):
     owner: str | None = None
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
-        found = state.readers.get(self.reader) if state else None
-        if found is None:
+        reader = state.readers.get(self.reader) if state else None
+        if reader is None:
             return Keep()
-        if found.owner != self.owner:
-            return Keep(error=OpaqueMismatch(self.owner, found.owner))
+        if reader.owner != self.owner:
+            return Keep(error=OpaqueMismatch(self.owner, reader.owner))
         return Commit(Changes(drop={"readers": (self.reader,)}))

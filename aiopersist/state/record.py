@@ -39,7 +39,8 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
         from pydantic_core import core_schema
 
         def all_fields(record: Self) -> dict[str, Any]:
-            return {name: to_builtins(getattr(record, name)) for name in cls.__struct_fields__}
+            names = zip(cls.__struct_encode_fields__, cls.__struct_fields__, strict=True)
+            return {encoded: to_builtins(getattr(record, name)) for encoded, name in names}
 
         def read(value: Any) -> Any:
             return msgspec.convert(value, cls, dec_hook=decoded, str_keys=True)

@@ -37,9 +37,9 @@ class RegisterCritical(Struct, frozen=True):
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
-        found = state.critical.get(self.reader)
-        if found is not None:
-            return Keep(result=found)
+        reader = state.critical.get(self.reader)
+        if reader is not None:
+            return Keep(result=reader)
         record = CriticalReader(since=state.since, opaque=self.opaque)
         return commit(state, context, result=record, critical={self.reader: record})
 
@@ -58,16 +58,16 @@ class DowngradeCritical(Struct, frozen=True):
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
-        found = state.critical.get(self.reader)
-        if found is None or found.opaque != self.expected:
-            return Keep(error=OpaqueMismatch(self.expected, found.opaque if found else None))
-        record = found.replace(since=found.since.join(self.since), opaque=self.opaque)
+        reader = state.critical.get(self.reader)
+        if reader is None or reader.opaque != self.expected:
+            return Keep(error=OpaqueMismatch(self.expected, reader.opaque if reader else None))
+        record = reader.replace(since=reader.since.join(self.since), opaque=self.opaque)
         return commit(state, context, result=record, moved=True, critical={self.reader: record})
 
     def happened(self, state: State) -> bool | None:
         """A later owner may have gone on from there."""
-        found = state.critical.get(self.reader)
-        is_ours = found is not None and found.opaque == self.opaque and self.since <= found.since
+        reader = state.critical.get(self.reader)
+        is_ours = reader is not None and reader.opaque == self.opaque and self.since <= reader.since
         return True if is_ours and self.opaque != self.expected else None
 
 
@@ -79,9 +79,9 @@ class ReleaseCritical(Struct, frozen=True):
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
-        found = state.critical.get(self.reader)
-        if found is None or found.opaque != self.expected:
-            return Keep(error=OpaqueMismatch(self.expected, found.opaque if found else None))
+        reader = state.critical.get(self.reader)
+        if reader is None or reader.opaque != self.expected:
+            return Keep(error=OpaqueMismatch(self.expected, reader.opaque if reader else None))
         return commit(state, context, drop={"critical": (self.reader,)})
 
     def happened(self, state: State) -> bool | None:
@@ -105,14 +105,14 @@ class SetRetention(Struct, frozen=True):
         if any(isinstance(time, tuple) for time in state.since.elements) and self.times is not None:
             message = "a number of times needs int times, this shard has product times: pass a timedelta"
             return Keep(error=InvalidUsage(UsageKind.INVALID_TIME, message, time=self.times))
-        known = state.retention.get(0)
-        marks = () if known is None else known.marks
+        policy = state.retention.get(0)
+        marks = () if policy is None else policy.marks
         if not marks and not state.is_wall:
             marks = (Mark(at=context.now, upper=state.upper),)
-        if known is None:
-            known = Retention(hold=state.since)
-        record = known.replace(times=self.times, seconds=self.seconds, marks=marks)
-        return Keep() if record == known else commit(state, context, retention={0: record})
+        if policy is None:
+            policy = Retention(hold=state.since)
+        record = policy.replace(times=self.times, seconds=self.seconds, marks=marks)
+        return Keep() if record == policy else commit(state, context, retention={0: record})
 
 
 class ApplyRetention(Struct, frozen=True):

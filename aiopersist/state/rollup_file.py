@@ -5,8 +5,10 @@ import hashlib
 import zlib
 from collections.abc import Iterator
 
+from msgspec import field
+
 from aiopersist.base.errors import Corruption
-from aiopersist.state.diff import check_format, format_of, not_understood, without_spent
+from aiopersist.state.diff import check_format, format_of, not_understood, without_consumed
 from aiopersist.state.ids import PAGE, Ids
 from aiopersist.state.model import FORMAT_OF_IDS, State, TransactionRecord
 from aiopersist.state.once import NO_IDS, OnceIds, packed, unpacked
@@ -25,7 +27,7 @@ class _Page(Record, frozen=True, kw_only=True):
     thread holds the interpreter's lock; a million ids in one piece would hold it for a second."""
 
     transactions: dict[str, TransactionRecord] = {}
-    spent: dict[str, list[str]] = {}
+    consumed: dict[str, list[str]] = field(default_factory=dict, name="spent")
     once: list[str] = []
 
 
@@ -34,10 +36,10 @@ def encode_rollup(state: State) -> bytes:
     follow as lines of their own. A field that a later format brought has its default, and is not written:
     older releases read the rollup."""
     number = format_of(state)
-    if not state.spent and not state.once and len(state.transactions) <= PAGE:
+    if not state.consumed and not state.once and len(state.transactions) <= PAGE:
         lines = [encode(RollupFile(format=number, state=state.replace(once=NO_IDS)))]
     else:
-        rest = state.replace(transactions=Ids(), spent={}, once=OnceIds(ever=state.once.ever))
+        rest = state.replace(transactions=Ids(), consumed={}, once=OnceIds(ever=state.once.ever))
         number = max(number, FORMAT_OF_IDS)
         lines = [encode(RollupFile(format=number, state=rest)), *map(encode, _pages(state))]
     rollup = gzip.compress(b"\n".join(lines), 1, mtime=0)
@@ -48,9 +50,9 @@ def encode_rollup(state: State) -> bytes:
 def _pages(state: State) -> Iterator[_Page]:
     for transactions in Ids.of(state.transactions).pages():
         yield _Page(transactions=transactions)
-    for writer, ids in state.spent.items():
+    for writer, ids in state.consumed.items():
         for page in ids.pages():
-            yield _Page(spent={writer: list(page)})
+            yield _Page(consumed={writer: list(page)})
 
 
 def decode_rollup(data: bytes, checksum: str) -> State:
@@ -59,27 +61,27 @@ def decode_rollup(data: bytes, checksum: str) -> State:
         raise Corruption("a rollup's bytes do not have the checksum that the state names")
     try:
         first, *rest = gzip.decompress(data).split(b"\n")
-        found = decoder(RollupFile)(first)
-        check_format("a rollup", found.format)
-        return _with_pages(found.state, map(decoder(_Page), rest))
+        rollup = decoder(RollupFile)(first)
+        check_format("a rollup", rollup.format)
+        return _with_pages(rollup.state, map(decoder(_Page), rest))
     except (ValueError, RecursionError, OSError, EOFError, zlib.error) as e:
         raise not_understood("a rollup", data, e) from e
 
 
 def _with_pages(state: State, pages: Iterator[_Page]) -> State:
-    """The whole state. Spent ids that earlier versions of the library wrote into the records of writers are
-    moved to `State.spent`."""
-    transactions, spent, once = state.transactions, dict(state.spent), state.once
+    """The whole state. Consumed ids that earlier versions of the library wrote into the records of writers
+    are moved to `State.consumed`."""
+    transactions, consumed, once = state.transactions, dict(state.consumed), state.once
     for writer, record in state.writers.items():
-        if record.spent:
-            spent[writer] = Ids(dict.fromkeys(record.spent))
+        if record.consumed:
+            consumed[writer] = Ids(dict.fromkeys(record.consumed))
     for page in pages:
         transactions = transactions.changed(page.transactions)
         once = unpacked(once, page.once)
-        for writer, ids in page.spent.items():
-            spent[writer] = spent.get(writer, Ids[None]()).changed(dict.fromkeys(ids))
-    writers = {writer: without_spent(record) for writer, record in state.writers.items()}
-    return state.replace(transactions=transactions, spent=spent, once=once, writers=writers)
+        for writer, ids in page.consumed.items():
+            consumed[writer] = consumed.get(writer, Ids[None]()).changed(dict.fromkeys(ids))
+    writers = {writer: without_consumed(record) for writer, record in state.writers.items()}
+    return state.replace(transactions=transactions, consumed=consumed, once=once, writers=writers)
 
 
 def checksum_of(data: bytes) -> str:

@@ -36,7 +36,7 @@ def check_seal(data: bytes, commit: str, shard: str) -> None:
     if len(commit) <= PLAIN_CHARS:
         return
     at = data.find(commit.encode(errors="replace")) + len(commit)
-    found = f".{crc32(data[at:], crc32(data[: at - _CHARS], crc32(shard.encode()))):08x}"
-    if commit[-_CHARS:] != found:
+    expected = f".{crc32(data[at:], crc32(data[: at - _CHARS], crc32(shard.encode()))):08x}"
+    if commit[-_CHARS:] != expected:
         text = "a version does not have its checksum: it is damaged, or of another shard"
         raise Corruption(text, shard_id=shard)

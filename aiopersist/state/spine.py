@@ -80,22 +80,22 @@ class Spine(Struct, eq=False):
 
     def _enter(self, at: int, batch: SpineBatch) -> None:
         """Put `batch`, which is newer than all batches in this level and above, into the level."""
-        found = self.levels.get(at)
-        if found is not None and len(found.batches) == 2:  # fuel should have finished the merge
+        level = self.levels.get(at)
+        if level is not None and len(level.batches) == 2:  # fuel should have finished the merge
             self._enter(at + 1, self._complete(at))
-            found = None
-        if found is None:
+            level = None
+        if level is None:
             self.levels[at] = Level(batches=(batch,))
             return
-        (older,) = found.batches
+        (older,) = level.batches
         self.levels[at] = Level(batches=(older, batch), due=self.fuel + older.len + batch.len)
 
     def _complete(self, at: int) -> SpineBatch:
         """Take the batches out of the level, as one."""
-        found = self.levels.pop(at).batches
-        if len(found) == 1:
-            return found[0]
-        older, newer = found
+        batches = self.levels.pop(at).batches
+        if len(batches) == 1:
+            return batches[0]
+        older, newer = batches
         merged = SpineBatch(first=older.first, last=newer.last, len=older.len + newer.len)
         self.finished.append(merged)
         return merged
@@ -160,15 +160,15 @@ def _touches(level: Level, first: int, last: int) -> bool:
 
 def is_contiguous(levels: Mapping[int, Level], ordinals: list[int]) -> bool:
     """Whether the spine batches cover the ordinals, each once and in order, at most two in a level."""
-    found = list(Spine(dict(levels), 0).batches())
+    batches = list(Spine(dict(levels), 0).batches())
     if not ordinals:
-        return not found
+        return not batches
     follow = dict(pairwise(ordinals))
     return (
-        bool(found)
+        bool(batches)
         and all(1 <= len(level.batches) <= 2 for level in levels.values())
-        and found[0].first == ordinals[0]
-        and found[-1].last == ordinals[-1]
-        and all(b.first <= b.last for b in found)
-        and all(follow.get(a.last) == b.first for a, b in pairwise(found))
+        and batches[0].first == ordinals[0]
+        and batches[-1].last == ordinals[-1]
+        and all(b.first <= b.last for b in batches)
+        and all(follow.get(a.last) == b.first for a, b in pairwise(batches))
     )

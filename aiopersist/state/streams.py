@@ -155,8 +155,8 @@ def _map_difference(
         return {}
     changed = {key: batch for key, batch in after.items() if before.get(key) is not batch}
     dropped = tuple(key for key in before if key not in after)
-    found = {name: changed, f"drop_{name}": dropped}
-    return {name: value for name, value in found.items() if value}
+    difference = {name: changed, f"drop_{name}": dropped}
+    return {name: value for name, value in difference.items() if value}
 
 
 def changed_streams(changes: StreamsChanges, streams: Streams | None) -> Streams:
@@ -198,15 +198,15 @@ def gone_parts(changes: StreamsChanges | None, streams: Streams | None) -> list[
     """The parts of the batches of `streams` that `changes` replaces or drops."""
     if changes is None or streams is None:
         return []
-    found: list[HollowPart] = []
+    parts: list[HollowPart] = []
     for name in changes.destroyed:
-        found += streams.arrangements[name].parts
+        parts += streams.arrangements[name].parts
     for name, change in changes.arrangements.items():
         if (now := streams.arrangements.get(name)) is not None and name not in changes.destroyed:
             unsealed = (now.unsealed.get(key) for key in (*change.unsealed, *change.drop_unsealed))
             trace = (now.trace.get(key) for key in (*change.trace, *change.drop_trace))
-            found += _parts_of(filter(None, unsealed), filter(None, trace))
-    return found
+            parts += _parts_of(filter(None, unsealed), filter(None, trace))
+    return parts
 
 
 def _parts_of(unsealed: Iterable[UnsealedBatch], trace: Iterable[TraceBatch]) -> Iterator[HollowPart]:

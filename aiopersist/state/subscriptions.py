@@ -66,18 +66,18 @@ class OpenSubscription(Struct, frozen=True):
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
         key = key_of(self.name, self.share)
-        found = state.subscriptions.get(key)
+        earlier = state.subscriptions.get(key)
         over = [at for at, record in self._of_name(state).items() if has_expired(record, context.now)]
         if self._divided_otherwise(state, over):
             return Keep(error=self._of_other_shares(state))
-        if over and (key in over or found is None) and self.start is None:
+        if over and (key in over or earlier is None) and self.start is None:
             return Keep(error=_expired(self.name))
-        if found is None or key in over:
-            found, position = None, self.resume or _begun(self.start, state)
+        if earlier is None or key in over:
+            earlier, position = None, self.resume or _begun(self.start, state)
         else:
-            position = found.position if self.resume is None else self.resume
-            if position.is_before(found.position):
-                return Keep(error=SinceViolation(position.as_of, found.position.hold))
+            position = earlier.position if self.resume is None else self.resume
+            if position.is_before(earlier.position):
+                return Keep(error=SinceViolation(position.as_of, earlier.position.hold))
         if not state.since <= position.hold:
             return Keep(error=SinceViolation(position.as_of, state.since))
         opened: dict[str, Any] = {
@@ -87,11 +87,11 @@ class OpenSubscription(Struct, frozen=True):
             "lease_s": self.lease_s,
             "expire_after_s": self.expire_after_s,
         }
-        if found is None:
+        if earlier is None:
             record = SubscriptionRecord(name=self.name, share=self.share, **opened)
         else:
-            record = found.replace(**opened, token="")
-        record = record.replace(waits_since=_waits_since(record, found, state, context.now))
+            record = earlier.replace(**opened, token="")
+        record = record.replace(waits_since=_waits_since(record, earlier, state, context.now))
         gone = tuple(at for at in over if not _divides_alike(state.subscriptions[at], self.share))
         drop = {"subscriptions": gone}
         return commit(state, context, result=record, drop=drop, subscriptions={key: record})
@@ -114,8 +114,8 @@ class OpenSubscription(Struct, frozen=True):
 
     def happened(self, state: State) -> bool | None:
         """A later opening may have taken it over."""
-        found = state.subscriptions.get(key_of(self.name, self.share))
-        return True if found is not None and found.owner == self.owner else None
+        record = state.subscriptions.get(key_of(self.name, self.share))
+        return True if record is not None and record.owner == self.owner else None
 
 
 class Acknowledge(Struct, frozen=True):
@@ -136,13 +136,13 @@ class Acknowledge(Struct, frozen=True):
     def happened(self, state: State) -> bool | None:
         """The token proves it. An owner whose position is behind proves the contrary: no other opening has
         moved it."""
-        found = [(ack, state.subscriptions.get(ack.key)) for ack in self.acks]
-        mine = [(ack, record) for ack, record in found if record is not None and record.owner == ack.owner]
-        if any(record.token == self.token for _, record in found if record is not None):
+        records = [(ack, state.subscriptions.get(ack.key)) for ack in self.acks]
+        mine = [(ack, record) for ack, record in records if record is not None and record.owner == ack.owner]
+        if any(record.token == self.token for _, record in records if record is not None):
             return True
         if any(record.position.is_before(ack.position) for ack, record in mine):
             return False
-        return True if not self.is_strict and len(mine) == len(found) else None
+        return True if not self.is_strict and len(mine) == len(records) else None
 
 
 def acknowledged(
@@ -151,30 +151,30 @@ def acknowledged(
     """The records that the acknowledgements change, or why one of them is refused."""
     moved: dict[str, SubscriptionRecord] = {}
     for ack in acks:
-        found = moved.get(ack.key) or state.subscriptions.get(ack.key)
-        if (refusal := refused(ack, found)) is not None:
+        current = moved.get(ack.key) or state.subscriptions.get(ack.key)
+        if (refusal := refused(ack, current)) is not None:
             return refusal
-        assert found is not None
-        if not found.position.is_before(ack.position):
+        assert current is not None
+        if not current.position.is_before(ack.position):
             if is_strict:
                 return consumed(ack.key)
             continue
-        record = found.replace(position=ack.position, token=token, last_ack=now, heartbeat=now)
-        moved[ack.key] = record.replace(waits_since=_waits_since(record, found, state, now))
+        record = current.replace(position=ack.position, token=token, last_ack=now, heartbeat=now)
+        moved[ack.key] = record.replace(waits_since=_waits_since(record, current, state, now))
     return moved
 
 
-def refused(ack: Ack, found: SubscriptionRecord | None) -> Error | None:
+def refused(ack: Ack, record: SubscriptionRecord | None) -> Error | None:
     """Why the opening of `ack` may not move the position."""
-    if found is None or found.owner != ack.owner:
-        return _lost(ack.key, ack.owner, found)
-    return _expired(ack.key) if found.expired else None
+    if record is None or record.owner != ack.owner:
+        return _lost(ack.key, ack.owner, record)
+    return _expired(ack.key) if record.expired else None
 
 
-def _lost(key: str, owner: str, found: SubscriptionRecord | None) -> OpaqueMismatch:
+def _lost(key: str, owner: str, record: SubscriptionRecord | None) -> OpaqueMismatch:
     """The refusal of an opening that is no longer the owner."""
-    what = "was dropped" if found is None else "was taken over by another opening"
-    actual = None if found is None else found.owner
+    what = "was dropped" if record is None else "was taken over by another opening"
+    actual = None if record is None else record.owner
     return OpaqueMismatch(owner, actual, text=f"subscription {key!r} {what}")
 
 
@@ -204,10 +204,10 @@ class BeatSubscription(Struct, frozen=True):
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
-        found = state.subscriptions.get(self.key)
-        if found is None or found.owner != self.owner:
-            return Keep(error=_lost(self.key, self.owner, found))
-        record = found.replace(heartbeat=context.now)
+        current = state.subscriptions.get(self.key)
+        if current is None or current.owner != self.owner:
+            return Keep(error=_lost(self.key, self.owner, current))
+        record = current.replace(heartbeat=context.now)
         return commit(state, context, subscriptions={self.key: record})
 
 
@@ -220,11 +220,11 @@ class LeaveSubscription(Struct, frozen=True):
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         if state is None or state.finalized:
             return Keep()
-        found = state.subscriptions.get(self.ack.key)
-        if found is None or found.owner != self.ack.owner:
+        current = state.subscriptions.get(self.ack.key)
+        if current is None or current.owner != self.ack.owner:
             return Keep()
         moved = acknowledged(state, [self.ack], context.now, self.token, is_strict=False)
-        record = found if isinstance(moved, Error) else moved.get(self.ack.key, found)
+        record = current if isinstance(moved, Error) else moved.get(self.ack.key, current)
         return commit(state, context, subscriptions={self.ack.key: record.replace(owner=None)})
 
 
@@ -272,18 +272,18 @@ def _waits_since(
         return None
     if before is not None and before.expire_after_s is not None and before.position == record.position:
         return before.waits_since
-    known = None if before is None else before.waits_since
-    return None if is_passed(state, record.position) else now if known is None else known
+    earlier = None if before is None else before.waits_since
+    return None if is_passed(state, record.position) else now if earlier is None else earlier
 
 
 def with_new_updates(
     state: State, changed: Mapping[str, SubscriptionRecord], now: float
 ) -> dict[str, SubscriptionRecord]:
     """The changed records after an append of updates: those that may expire have something to wait for."""
-    known = {**state.subscriptions, **changed}
+    records = {**state.subscriptions, **changed}
     begin = {
         key: record.replace(waits_since=now)
-        for key, record in known.items()
+        for key, record in records.items()
         if record.expire_after_s is not None and record.waits_since is None and not record.expired
     }
     return {**changed, **begin}

@@ -18,12 +18,12 @@ from aiopersist.base.errors import (
 )
 from aiopersist.base.frontier import Antichain, int_time, last_before, successor
 from aiopersist.state.command import Commit, Context, Keep, claims_of, commit, live, micros, renewed
+from aiopersist.state.consuming import Staged, consumed_ids, refusal_if_consumed
 from aiopersist.state.diff import Changes, tombstone_of
 from aiopersist.state.keys import writer_of
 from aiopersist.state.model import HollowBatch, State, TransactionRecord, Writer
 from aiopersist.state.once import UNMARKED, Once
 from aiopersist.state.position import SubscriptionRecord
-from aiopersist.state.spending import Staged, spending, spent
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 from aiopersist.state.subscriptions import Ack, acknowledged, with_new_updates
 
@@ -164,7 +164,7 @@ class AppendHollow(Struct, frozen=True):
         moved = acknowledged(state, self.acks, context.now, self.token, is_strict=True) if self.acks else {}
         if isinstance(moved, Error):
             return Keep(error=moved)
-        if self.staged and (refusal := spent(state, self.staged)):
+        if self.staged and (refusal := refusal_if_consumed(state, self.staged)):
             return Keep(error=refusal)
         lower = self.batch.lower
         if self.replica and self.batch.upper <= state.upper:
@@ -243,8 +243,8 @@ def _is_ahead(state: State, now: float, command: AppendHollow | Write) -> Invali
     far ahead already, appends go on."""
     if isinstance(command, Write) or command.ahead_max_s == inf:
         return None
-    upper, known = int_time(command.batch.upper), int_time(state.upper)
-    if upper is None or known is None or upper <= known + 1:
+    upper, before = int_time(command.batch.upper), int_time(state.upper)
+    if upper is None or before is None or upper <= before + 1:
         return None
     if upper - micros(now) <= command.ahead_max_s * 1e6:
         return None
@@ -266,7 +266,7 @@ def _append(
     moved: Mapping[str, SubscriptionRecord] = MappingProxyType({}),
 ) -> Commit | Keep:
     named = {writer_of(part.key) for part in batch.parts if part.key} | {one.writer for one in staged}
-    if unregistered := named - state.writers.keys():  # not of staged batches: `spent` has checked those
+    if unregistered := named - state.writers.keys():  # staged batches: see `refusal_if_consumed`
         return Keep(error=PartsExpired(f"writers {sorted(unregistered)} are no longer registered"))
     if command.writer not in state.writers:
         return Keep(error=LeaseExpired(f"writer {command.writer} is no longer registered"))
@@ -291,7 +291,7 @@ def _append(
         result=Appended(batch.upper, wrote=True),
         upper=batch.upper,
         writers=writers,
-        spent=spending(staged) if staged else {},
+        consumed=consumed_ids(staged) if staged else {},
         transactions=numbers,
         once=command.once.changes(context.now, last_complete(batch.upper)) if is_marked else {},
         subscriptions=consumers,
@@ -318,8 +318,8 @@ def too_many(state: State, transactions: Mapping[str, int], most: float) -> Inva
 
 def repeated(state: State, transactions: Mapping[str, int]) -> frozenset[str]:
     """The applications whose number, or a greater one, is recorded. Numbers never go back."""
-    known = state.transactions
-    return frozenset(a for a, number in transactions.items() if a in known and number <= known[a].number)
+    last = state.transactions
+    return frozenset(app for app, n in transactions.items() if app in last and n <= last[app].number)
 
 
 def token_is_there(state: State, writer: str, token: str) -> bool | None:

@@ -19,7 +19,7 @@ from aiopersist.shard import fairness
 from aiopersist.shard.attempt import Attempt
 from aiopersist.shard.commit import commit_all
 from aiopersist.shard.registration import LOST_MAX
-from aiopersist.state.spending import is_spent
+from aiopersist.state.consuming import is_consumed
 from aiopersist.state.writing import Appended, NoRoom, PartsExpired
 from aiopersist.write.pending import OfHandle, PendingAppend, wait_briefly
 
@@ -121,5 +121,5 @@ def _mark_consumed(appends: Sequence[PendingAppend]) -> None:
     for append in appends:
         state = append.session.shard.state
         for batch in append.batches:
-            if is_spent(state, batch.registration.writer, batch.id):
+            if is_consumed(state, batch.registration.writer, batch.id):
                 batch.consumed_elsewhere()

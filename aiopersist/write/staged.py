@@ -33,8 +33,8 @@ from aiopersist.parts.upload import Upload, fits_inline
 from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import Registration
 from aiopersist.shard.shard import Shard
+from aiopersist.state.consuming import MarkConsumed, Staged, is_consumed
 from aiopersist.state.model import HollowBatch
-from aiopersist.state.spending import MarkConsumed, Staged, is_spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +242,6 @@ async def _deletable(batches: Sequence[StagedBatch], *, strict: bool) -> list[St
     except ShardFinalized:  # whoever finalized the shard deletes the blobs that it named
         return [batch for batch in batches if not batch.handed_over]
     for record in shared:
-        if strict and record.id not in own and is_spent(shard.state, record.writer, record.id):
+        if strict and record.id not in own and is_consumed(shard.state, record.writer, record.id):
             raise AlreadyAppended(f"batch {record.id} was appended, or deleted, elsewhere")
     return [batch for batch in batches if not batch.handed_over or batch.id in own]

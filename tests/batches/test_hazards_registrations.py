@@ -114,9 +114,9 @@ async def test_no_record_keeps_many_spent_ids() -> None:
             if len(waiting) == 100:
                 await other.compare_and_append_batch(waiting, time, time + 1)
                 time, waiting = time + 1, []
-        spent = [len(ids) for ids in (await shard_of(other).open()).spent.values()]
-        assert sum(spent) == count
-        assert max(spent) <= 256
+        consumed = [len(ids) for ids in (await shard_of(other).open()).consumed.values()]
+        assert sum(consumed) == count
+        assert max(consumed) <= 256
 
 
 @pytest.mark.parametrize("how", ["batches", "builders"])

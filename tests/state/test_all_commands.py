@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from aiopersist.base.frontier import Antichain
-from aiopersist.state import compaction, lifecycle, reading, retention, rollup_file, spending, writing
+from aiopersist.state import compaction, consuming, lifecycle, reading, retention, rollup_file, writing
 from aiopersist.state import subscriptions as subs
 from aiopersist.state.command import Command, Commit, Keep
 from aiopersist.state.compaction import ClaimCollection, ReleaseClaim, Replace, TakeClaim, Total
+from aiopersist.state.consuming import MarkConsumed, Staged
 from aiopersist.state.invariants import check_state
 from aiopersist.state.lifecycle import (
     AddRollup,
@@ -39,7 +40,6 @@ from aiopersist.state.retention import (
     ReleaseCritical,
     SetRetention,
 )
-from aiopersist.state.spending import MarkConsumed, Staged
 from aiopersist.state.subscriptions import (
     Ack,
     Acknowledge,
@@ -355,7 +355,7 @@ def _play(seeds: range) -> Counter[str]:
 
 def test_no_command_is_forgotten() -> None:
     """Goal: the game has every command, also the next new one."""
-    modules = (writing, spending, reading, subs, compaction, retention, lifecycle)
+    modules = (writing, consuming, reading, subs, compaction, retention, lifecycle)
     commands = {
         name
         for module in modules

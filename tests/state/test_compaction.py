@@ -72,7 +72,7 @@ def test_what_since_has_passed(since: int, rows: list[int], expected: Any) -> No
 
 
 def settled(found: State) -> State:
-    return found.replace(batches={**found.batches, 0: found.batches[0].replace(loose=0)})
+    return found.replace(batches={**found.batches, 0: found.batches[0].replace(uncompacted=0)})
 
 
 def test_a_batch_that_since_has_passed_at_last_is_compacted_once() -> None:

@@ -82,7 +82,7 @@ def full() -> State:
             mark_of(SOURCE): LaterCritical(since=ZERO, opaque=opaque_of(ZERO), later=LATER),
         },
         retention={0: LaterRetention(times=None, seconds=60.0, hold=ZERO, marks=marks, later=LATER)},
-        writers={"w": LaterWriter(token="t", upper=ZERO, spent=(), **LEASE)},
+        writers={"w": LaterWriter(token="t", upper=ZERO, consumed=(), **LEASE)},
         subscriptions={key_of("bill", (0, 2)): subscription},
     )
 
@@ -131,7 +131,7 @@ def test_a_copied_policy_and_mark_keep_the_fields_that_are_not_known() -> None:
 
 
 OF_A_VERSION = {"shard", "seqno", "commit", "at", "finalized"}  # each shard has its own
-OF_USERS = {"readers", "writers", "subscriptions", "claims", "transactions", "once", "spent"}  # stay behind
+OF_USERS = {"readers", "writers", "subscriptions", "claims", "transactions", "once", "consumed"}
 OF_CONTENTS = {"since", "upper", "batches", "levels", "fuel", "inline_bytes", "streams"}  # appends bring them
 OF_UPKEEP = {"rollups", "dropped_at", "collected"}
 COPIED = {"clock", "table", "schemas", "retention", "critical"}  # of the last the mark alone
@@ -162,7 +162,7 @@ def test_a_first_version_loses_no_change() -> None:
         upper=Antichain(1),
         schemas={0: {"key": "str"}},
         writers={"w": Writer(heartbeat=NOW, lease_s=1.0)},
-        spent={"w": ["b"]},
+        consumed={"w": ["b"]},
         transactions={"app": model.TransactionRecord(number=7, at=NOW)},
         once=OnceChanges(times={"0" * 32: 3}, oldest=0.0),
         batches={0: batch},
@@ -174,7 +174,7 @@ def test_a_first_version_loses_no_change() -> None:
     assert (state.seqno, state.commit, state.at) == (0, "c", NOW)
     assert (state.clock, state.table, state.fuel, state.collected) == (Clock.WALL, True, 5, 2)
     assert state.inline_bytes == part.size
-    assert "b" in state.spent["w"]
+    assert "b" in state.consumed["w"]
     assert state.transactions["app"].number == 7
     assert state.once.time_of("0" * 32, 0.0) == 3
 

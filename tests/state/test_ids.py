@@ -13,13 +13,13 @@ from aiopersist.base.frontier import Antichain
 from aiopersist.state import diff as diffs
 from aiopersist.state import rollup_file
 from aiopersist.state.command import Context
+from aiopersist.state.consuming import Staged, is_consumed
 from aiopersist.state.ids import PAGE, Ids
 from aiopersist.state.invariants import check_state
 from aiopersist.state.lifecycle import Create
 from aiopersist.state.model import HollowBatch, State, TransactionRecord
 from aiopersist.state.reading import ExpireReader, RegisterReader, RenewReader, TakeNamedHold, named_reader
 from aiopersist.state.record import HollowPart
-from aiopersist.state.spending import Staged, is_spent
 from aiopersist.state.writing import (
     AppendHollow,
     ExpireWriter,
@@ -96,16 +96,16 @@ def test_a_diff_holds_only_the_ids_that_are_new() -> None:
     few, (first,) = of(
         append(50, staged=(Staged("w1", "batch-50", True),), transactions={"a": 1}), state=state
     )
-    spent = {"w1": Ids({f"batch-{n}": None for n in range(MANY)})}
+    consumed = {"w1": Ids({f"batch-{n}": None for n in range(MANY)})}
     apps = {f"app-{n}": TransactionRecord(1, 100.0) for n in range(MANY)}
-    full = few.replace(spent=spent, transactions=Ids(apps))
+    full = few.replace(consumed=consumed, transactions=Ids(apps))
     many, (second,) = of(
         append(51, staged=(Staged("w1", "batch-new", True),), transactions={"b": 1}), state=full
     )
     assert len(second) < len(first) + 20
-    assert len(many.spent["w1"]) == MANY + 1
+    assert len(many.consumed["w1"]) == MANY + 1
     assert len(many.transactions) == MANY + 1
-    assert is_spent(many, "w1", "batch-new") and is_spent(many, "w1", "batch-7")
+    assert is_consumed(many, "w1", "batch-new") and is_consumed(many, "w1", "batch-7")
     for command in (HeartbeatWriter("w1"), append(52)):
         _, (other,) = of(command, state=many)
         assert b"batch-" not in other
@@ -115,9 +115,9 @@ def test_a_diff_holds_only_the_ids_that_are_new() -> None:
 
 def test_spent_ids_go_with_their_writer() -> None:
     state, _ = of(*BEGIN, append(0, staged=(Staged("w1", "batch", True),)))
-    assert is_spent(state, "w1", "batch")
+    assert is_consumed(state, "w1", "batch")
     after, (written,) = of(ExpireWriter("w1"), state=state)
-    assert after.spent == {}
+    assert after.consumed == {}
     assert b"batch" not in written
 
 
@@ -125,7 +125,7 @@ def test_a_rollup_of_many_ids_is_read_page_by_page() -> None:
     """Goal: no line holds more than a page; all of it comes back; few ids are written as ever."""
     state, _ = of(*BEGIN, append(0, staged=(Staged("w1", "batch", True),)))
     full = state.replace(
-        spent={**state.spent, "w2": Ids({f"batch-{n}": None for n in range(MANY)})},
+        consumed={**state.consumed, "w2": Ids({f"batch-{n}": None for n in range(MANY)})},
         transactions=Ids({f"app-{n}": TransactionRecord(n, 100.0) for n in range(MANY)}),
     )
     data = rollup_file.encode_rollup(full)
@@ -180,9 +180,9 @@ def test_versions_and_rollups_of_earlier_versions_are_read() -> None:
     rolled = check_state(rollup_file.decode_rollup(data, rollup_file.checksum_of(data)))
     state = replayed(*OLD_DIFFS)
     assert rolled == state
-    assert dict(state.spent["w33c"]) == {"5969": None, "937e": None}
+    assert dict(state.consumed["w33c"]) == {"5969": None, "937e": None}
     assert state.transactions["app"].number == 1
-    assert all(is_spent(replayed(*OLD_DIFFS[: n + 1]), "w33c", "5969") is (n >= 2) for n in range(4))
+    assert all(is_consumed(replayed(*OLD_DIFFS[: n + 1]), "w33c", "5969") is (n >= 2) for n in range(4))
     part = HollowPart(inline=b"x", size=1, rows=1, checksum="c")
     new = HollowBatch(lower=Antichain(2), upper=Antichain(3), since=Antichain(0), parts=(part,))
     old = AppendHollow("w33c", "t", new, {}, 2**20, staged=(Staged("w33c", "5969", True),))
@@ -193,5 +193,5 @@ def test_versions_and_rollups_of_earlier_versions_are_read() -> None:
         AppendHollow("w33c", "t", new, {}, 2**20, staged=(Staged("w33c", "b787", True),)), state=state
     )
     assert b"5969" not in written
-    assert set(after.spent["w33c"]) == {"5969", "937e", "b787"}
-    assert replayed(*OLD_DIFFS, OLD_END).spent == {}
+    assert set(after.consumed["w33c"]) == {"5969", "937e", "b787"}
+    assert replayed(*OLD_DIFFS, OLD_END).consumed == {}

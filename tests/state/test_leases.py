@@ -7,6 +7,7 @@ import aiopersist as ap
 from aiopersist.base.frontier import Antichain
 from aiopersist.state.command import AHEAD_S, Commit, Context, Keep
 from aiopersist.state.compaction import ClaimCollection, ReleaseClaim, TakeClaim, is_compact, plan
+from aiopersist.state.consuming import MarkConsumed, Staged
 from aiopersist.state.lifecycle import (
     AddRollup,
     Create,
@@ -20,7 +21,6 @@ from aiopersist.state.lifecycle import (
 from aiopersist.state.model import COLLECTION, Claim, HollowBatch, Rollup
 from aiopersist.state.reading import KeepReader, RegisterReader, RenewReader
 from aiopersist.state.record import HollowPart
-from aiopersist.state.spending import MarkConsumed, Staged
 from aiopersist.state.writing import (
     Appended,
     AppendHollow,

@@ -67,12 +67,12 @@ async def test_a_lent_writer_that_is_full_is_lent_anew(monkeypatch: pytest.Monke
         again = w.to_transmittable()
         assert again != told
         await append_lent(client, w, again, 5)
-        assert len(shard_of(w).state.spent[full]) == 5
+        assert len(shard_of(w).state.consumed[full]) == 5
         clock.ahead_s += 3601
         await w.compare_and_append([], 6, 7)
         state = shard_of(w).state
         assert full not in state.writers
-        assert full not in state.spent
+        assert full not in state.consumed
         assert w.writer_id in state.writers
 
 

@@ -10,7 +10,7 @@ from aiopersist.base.errors import UpperMismatch
 from aiopersist.indexed import commands
 from aiopersist.shard import commit
 from aiopersist.shard.register import Register
-from aiopersist.state import spending, writing
+from aiopersist.state import consuming, writing
 from aiopersist.state.command import Keep
 from aiopersist.state.once import Once
 from aiopersist.write import combine, pending, session
@@ -206,7 +206,7 @@ def the_upper_of_an_append_is_not_compared(patch: pytest.MonkeyPatch) -> None:
 
 def a_batch_that_is_never_spent(patch: pytest.MonkeyPatch) -> None:
     """A batch that was handed over is appended by each that has it."""
-    patch.setattr(spending, "is_spent", lambda state, writer, batch: False)
+    patch.setattr(consuming, "is_consumed", lambda state, writer, batch: False)
 
 
 def numbers_of_transactions_are_not_compared(patch: pytest.MonkeyPatch) -> None:

@@ -17,15 +17,15 @@ class Staged(Struct, frozen=True):
     """Whether other processes may have it, too: then the state keeps its id, so that it is consumed once."""
 
 
-def is_spent(state: State, writer: str, batch: str) -> bool:
+def is_consumed(state: State, writer: str, batch: str) -> bool:
     """Whether a batch that was built under `writer` is known to have been appended or deleted."""
-    return writer in state.spent and batch in state.spent[writer]
+    return writer in state.consumed and batch in state.consumed[writer]
 
 
-def spent(state: State, staged: tuple[Staged, ...]) -> AlreadyAppended | BatchExpired | None:
+def refusal_if_consumed(state: State, staged: tuple[Staged, ...]) -> AlreadyAppended | BatchExpired | None:
     """The error if one of these batches cannot be appended, else `None`."""
     for batch in staged:
-        if is_spent(state, batch.writer, batch.id):
+        if is_consumed(state, batch.writer, batch.id):
             return AlreadyAppended(f"batch {batch.id} was appended, or deleted, before")
     for batch in staged:
         if batch.writer not in state.writers:
@@ -34,7 +34,7 @@ def spent(state: State, staged: tuple[Staged, ...]) -> AlreadyAppended | BatchEx
     return None
 
 
-def spending(staged: tuple[Staged, ...]) -> dict[str, list[str]]:
+def consumed_ids(staged: tuple[Staged, ...]) -> dict[str, list[str]]:
     """By writer, the ids of these batches that the state keeps from now on."""
     ids: dict[str, list[str]] = {}
     for batch in staged:
@@ -45,18 +45,18 @@ def spending(staged: tuple[Staged, ...]) -> dict[str, list[str]]:
 
 class MarkConsumed(Struct, frozen=True):
     """Make sure that no process appends these batches any more, so that their blobs can be deleted. The
-    result is the ids of the batches that were not appended or spent before."""
+    result is the ids of the batches that were not consumed before."""
 
     staged: tuple[Staged, ...]
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
-        fresh = tuple(batch for batch in self.staged if spent(state, (batch,)) is None)
-        if not fresh:  # ids stay spent, and writers that are gone never come back
+        fresh = tuple(batch for batch in self.staged if refusal_if_consumed(state, (batch,)) is None)
+        if not fresh:  # ids stay consumed, and writers that are gone never come back
             return Keep(result=frozenset())
         writers = {batch.writer: state.writers[batch.writer] for batch in fresh}
         result = frozenset(batch.id for batch in fresh)
-        return commit(state, context, result=result, writers=writers, spent=spending(fresh))
+        return commit(state, context, result=result, writers=writers, consumed=consumed_ids(fresh))
 
     def happened(self, state: State) -> bool | None:
         """Unknown: an append leaves the same ids."""
