@@ -1,18 +1,17 @@
 """Commands: all transitions of a shard, as pure functions `(state, context) -> Commit | Keep`.
 
-A command decides on the very state that its version will follow, and says what it changes. It
-does no I/O and reads no clock and no settings: `now` comes with the context, sampled anew for each
-attempt; limits come with the command. The one loop that makes commands durable
-(`shard/commit.py`) runs a command again, on the newer state, when another version came first.
+A command decides on the exact state that its version will follow, and returns its changes. It does no I/O and
+reads no clock and no settings: `now` comes with the context, sampled anew for each attempt; limits come with
+the command. One loop makes commands durable (`shard/commit.py`). It runs a command again, on the newer state,
+when another version came first.
 
-`Keep` means: no version is needed. With an `error` it is a refusal, raised only after a look at
-a fresh state. Without, it is a success that follows from a frontier (or a transaction number)
-that never goes back, so a cached state suffices.
+`Keep` means that no version is needed. With an `error` it is a refusal, raised only after a look at a fresh
+state. Without an error it is a success that follows from a frontier (or a transaction number) that never goes
+back, so a cached state is enough.
 
-A commit renews the handle that it is made for, then drops the readers and writers that are overdue, and ends
-the subscriptions that expire: so no process is needed to end leases. A heartbeat in the future comes from a
-clock that was wrong; a commit sets it to now, so a lease ends at most its own length after the clock is right
-again.
+A commit renews its own handle, drops the readers and writers that are overdue, and ends the subscriptions
+that expire. So no process is needed to end leases. A heartbeat in the future comes from a wrong clock. A
+commit sets it to now, so a lease ends at most its own length after the clock is right again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +26,7 @@ from aiopersist.state.diff import Changes
 from aiopersist.state.model import CriticalReader, LeasedReader, Retention, State, Writer
 from aiopersist.state.position import SubscriptionRecord, changed_by_time
 
-AHEAD_S = 1.0  # two processes' readings of the store's clock differ by less between two of its answers
+AHEAD_S = 1.0  # two processes read the store's clock with a smaller difference
 
 
 class Context(Struct, frozen=True):
@@ -42,7 +41,8 @@ class Context(Struct, frozen=True):
 
     @property
     def wall(self) -> int:
-        """The time of a commit to a shard with a wall clock, if its upper allows: microseconds since 1970."""
+        """The time of a commit to a shard with a wall clock, in microseconds since 1970, unless its upper is
+        later."""
         return max(micros(self.now), self.seen)
 
 
@@ -66,17 +66,17 @@ class Keep(Struct, frozen=True):
 
 
 class Command(Protocol):
-    """One transition. A command that must not be applied twice also has
-    `happened(state) -> bool | None`: whether a *later* state proves that it was applied, for the
-    case that its own version is gone (`None`: that cannot be known). A command of a writer has its id as
-    `writer`: where a cancelled attempt is settled, the heartbeat that takes its version renews the writer."""
+    """One transition. A command that must not be applied twice also has `happened(state) -> bool | None`:
+    whether a *later* state proves that it was applied, if its own version is gone (`None`: unknown). A
+    command of a writer has its id as `writer`: when a cancelled attempt is settled, the heartbeat that takes
+    its version renews the writer."""
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep: ...
 
 
 def live(state: State | None) -> State:
-    """`state` itself, if the shard exists and is not finalized. Its errors are raised without a look at a
-    fresh state: a finalized shard stays so, and no command runs before the shard was created."""
+    """`state` itself, if the shard exists and is not finalized. Its errors need no fresh state: a finalized
+    shard stays finalized, and no command runs before the shard was created."""
     if state is None:
         raise UnknownShard("the shard was never created")
     if state.finalized:
@@ -85,7 +85,7 @@ def live(state: State | None) -> State:
 
 
 def refusal_if_gone(state: State, writer: str) -> Keep | None:
-    """The refusal to name a blob of `writer`, if that is no longer registered."""
+    """The refusal to name a blob of `writer` if the writer is no longer registered."""
     if writer in state.writers:
         return None
     return Keep(error=BatchExpired(f"writer {writer} is no longer registered"))
@@ -109,7 +109,7 @@ def commit(
     **changes: Any,
 ) -> Commit:
     """The commit of `changes`. It also drops overdue readers and writers, expires subscriptions, and sets
-    heartbeats in the future to now. `moved`: it renews a *moving* hold, and so moves since."""
+    heartbeats in the future to now. `moved`: the hold of the commit moves since."""
     dropped = {name: keys for name, keys in (drop or {}).items() if keys}
     if state.subscriptions or not are_leases_in_order(state, context.now):
         for name, records in clock_corrections(state, context, changes).items():
@@ -128,12 +128,12 @@ def commit(
 
 
 def claims_of(state: State, writers: tuple[int | str, ...]) -> tuple[int, ...]:
-    """The keys of the claims of `writers`: claims end with their writers."""
+    """The keys of the claims of `writers`. Claims end with their writers."""
     return tuple(at for at, claim in state.claims.items() if claim.writer in writers) if writers else ()
 
 
 def meet_of_holds(state: State, dropped: tuple[int | str, ...], changes: Mapping[str, Any]) -> Antichain:
-    """How far since may go: the meet of all holds, those that move and those that only keep."""
+    """How far since may go: the meet of all holds, whether they move since or only keep it."""
     readers: dict[str, LeasedReader] = {**state.readers, **changes.get("readers", {})}
     critical: dict[str, CriticalReader] = {**state.critical, **changes.get("critical", {})}
     policies: dict[int, Retention] = {**state.retention, **changes.get("retention", {})}
@@ -150,15 +150,15 @@ def meet_of_holds(state: State, dropped: tuple[int | str, ...], changes: Mapping
 
 
 def is_ahead(at: float, now: float) -> bool:
-    """Whether only a wrong clock can have said `at`."""
+    """Whether only a wrong clock can have given `at`."""
     return at > now + AHEAD_S
 
 
 def clock_corrections(
     state: State, context: Context, changes: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """The readers and writers whose heartbeats lie in the future, with heartbeats of now; and the
-    subscriptions that time changes. Without those in `changes`."""
+    """By map, the records that any commit corrects, without those in `changes`: readers and writers with
+    heartbeats in the future get heartbeats of now; subscriptions expire."""
     latest = context.now + AHEAD_S
     corrected: dict[str, dict[str, Any]] = {
         name: {
@@ -175,8 +175,8 @@ def clock_corrections(
 
 
 def are_leases_in_order(state: State, now: float) -> bool:
-    """Whether no lease ran out, and no heartbeat lies in the future: then `clock_corrections` finds no reader
-    and no writer, and `overdue` none."""
+    """Whether no lease has run out, and no heartbeat lies in the future. Then `clock_corrections` and
+    `overdue` have no reader and no writer."""
     latest = now + AHEAD_S
     leased: Iterable[Writer | LeasedReader] = chain(state.writers.values(), state.readers.values())
     for record in leased:

@@ -1,9 +1,10 @@
-"""Commands and plans of compaction: which batches become one, by which writer, which results are accepted.
+"""Plans and commands of compaction: which batches become one, which writer does it, which results are
+accepted.
 
-A *spec* names neighbouring batches, with their metadata at the time of the plan. A *claim* keeps two
-processes from doing one spec twice; it is void once its writer is gone, not after a time. A result is applied
-(`Replace`) if its inputs are still exactly as they were read. It may replace only some of the batches that
-the spec names, so a compaction that is bounded in memory, or in runs, helps as far as it got."""
+A *spec* names neighbouring batches, with their metadata at the time of the plan. A *claim* prevents two
+processes from doing the same spec. It is void once its writer is gone, not after a time. A result is applied
+(`Replace`) if its inputs are still exactly as they were read. It may replace only some batches of the spec,
+so a compaction with bounded memory, or a bounded number of runs, is useful."""
 
 from collections.abc import Callable, Iterator, Set
 from typing import NamedTuple
@@ -17,14 +18,13 @@ from aiopersist.state.record import HollowPart, goodbytes_at_most
 from aiopersist.state.spine import changed_levels, dropped_levels, spine_of
 
 PASSED_MIN = 1024  # updates: fewer are not worth a compaction
-INLINE_RUN_BYTES = 24 * 1024  # in the state they burden a reader as much as a run in a blob: a request
-INLINE_WEIGHTS = (1 / 16, 1 / 4)  # of a run in the state: at least, since it is a part of its own; at most
+INLINE_RUN_BYTES = 24 * 1024  # in the state, for which a reader pays as much as for a request
+INLINE_WEIGHTS = (1 / 16, 1 / 4)  # the least and the greatest cost of a run in the state
 ANY = 2  # inputs: the fewest that can become one
 
 
 class Spec(NamedTuple):
-    """Batches to compact: neighbours, by ordinal, as they were, and the since to advance
-    to."""
+    """Batches to compact: neighbours by ordinal, as the plan saw them; and the since to advance to."""
 
     inputs: dict[int, HollowBatch]
     since: Antichain
@@ -64,7 +64,7 @@ class Spec(NamedTuple):
 
     @property
     def goodbytes(self) -> float:
-        """An upper bound of the goodbytes of all its updates; infinite if a part does not say."""
+        """An upper bound of the goodbytes of all its updates; infinite if a part has no such number."""
         return sum(map(goodbytes_at_most, self.parts))
 
 
@@ -74,7 +74,7 @@ def run_count(batch: HollowBatch) -> int:
 
 
 def weight(batch: HollowBatch) -> float:
-    """What the batch costs a reader, in runs of a blob."""
+    """The cost of the batch for a reader; a run in a blob costs one."""
     size = 0
     for part in batch.parts:
         if part.key is not None:
@@ -85,8 +85,8 @@ def weight(batch: HollowBatch) -> float:
 
 
 def is_compact(batch: HollowBatch, since: Antichain) -> bool:
-    """Whether reading and writing the batch again gains nothing: it has at most one run, a reader need
-    not truncate it or move its times, and its times are advanced as far as they may be."""
+    """Whether a rewrite of the batch gains nothing: it has at most one run, readers need not truncate it or
+    move its times, and its times are advanced as far as possible."""
     marked = any(part.truncated is not None or part.rewrite is not None for part in batch.parts)
     return not batch.parts or (not marked and not batch.runs and since <= batch.since)
 
@@ -94,9 +94,9 @@ def is_compact(batch: HollowBatch, since: Antichain) -> bool:
 def plan(
     state: State, inputs_min: float, now: float, suits: Callable[[Spec], bool] = lambda spec: True
 ) -> Spec | None:
-    """The spec to compact next, among those that `suits` accepts and no live writer claims: the spine batch
-    of the most batches or runs, if its `weight` is at least `inputs_min`; for `ANY` it need only be two
-    batches or runs. Else `plan_passed`."""
+    """The spec to compact next, of those that `suits` accepts and no live writer claims: the spine batch with
+    the most batches or runs, if its `weight` is at least `inputs_min`. For `ANY`, two batches or runs are
+    enough. Else `plan_passed`."""
     worth = (spec for spec in _specs(state, now) if is_worth(_inputs(spec), spec.weight, inputs_min))
     specs = [spec for whole in worth if (spec := _without_rest(whole, state)) is not None and suits(spec)]
     if specs:
@@ -107,12 +107,12 @@ def plan(
 
 def plan_passed(state: State, now: float) -> Spec | None:
     """The batches that begin before since, if a compaction would make them much smaller: with times advanced
-    to since, insertions meet their retractions. In batches that since has passed as a whole some updates are
-    *loose*: they may cancel; the others stay. A compaction is due when there are a third as many loose
-    updates as others. So history before since takes at most a third more than it must, and an update is
-    written four times more for that. (Levels alone would allow three times as much; in LSM trees this is the
-    bound on space amplification.) If since is empty, all batches that have parts: no reader will read
-    them."""
+    to since, insertions meet their retractions. In batches that since has passed as a whole, some updates are
+    *uncompacted*: they may cancel; the others stay. A compaction is due when there are a third as many
+    uncompacted updates as others. So history before since takes at most a third more than it must; each
+    update is written four times more for that. (Levels alone would allow three times as much; in LSM trees
+    this is the bound on space amplification.) If since is empty: all batches that have parts, since no reader
+    will read them."""
     inputs: dict[int, HollowBatch] = {}
     uncompacted = 0
     for ordinal, batch in state.batches.items():
@@ -130,7 +130,7 @@ def plan_passed(state: State, now: float) -> Spec | None:
 
 
 def _inputs(spec: Spec) -> int:
-    """Its batches or its runs, whichever are more."""
+    """The number of its batches or of its runs, whichever is greater."""
     return max(len(spec.inputs), spec.runs)
 
 
@@ -149,9 +149,9 @@ def plan_all(state: State, last: int, since: Antichain) -> Spec | None:
 
 
 def _before_rest(inputs: dict[int, HollowBatch], state: State) -> dict[int, HollowBatch]:
-    """The inputs before the *rest*: the newest batches of the state, where they are empty. These stay by
-    themselves. One batch with what comes before would no longer say that nothing lies between their bounds:
-    a subscription that stands there would seem to have something to read, and would expire."""
+    """The inputs before the *rest*: the newest batches of the state, if they are empty. The rest is not
+    merged: a merged batch would no longer tell that there are no updates between the bounds of the rest. A
+    subscription with its position there would seem to have something to read, and would expire."""
     left = dict(inputs)
     if inputs and next(reversed(inputs)) == next(reversed(state.batches)):
         while left and not left[next(reversed(left))].parts:
@@ -160,7 +160,7 @@ def _before_rest(inputs: dict[int, HollowBatch], state: State) -> dict[int, Holl
 
 
 def _without_rest(spec: Spec, state: State) -> Spec | None:
-    """The spec without the rest; `None` if nothing would become one."""
+    """The spec without the rest; `None` if no batches would be merged."""
     inputs = _before_rest(spec.inputs, state)
     if len(inputs) == len(spec.inputs):
         return spec
@@ -182,7 +182,7 @@ def _specs(state: State, now: float) -> Iterator[Spec]:
 
 
 def _claimed(state: State, now: float) -> list[tuple[int, int]]:
-    """The ranges of ordinals that registered writers claim which are not overdue."""
+    """The ranges of ordinals that registered writers, not overdue, claim."""
     lives = {writer for writer, record in state.writers.items() if record.heartbeat + record.lease_s >= now}
     return [(c.first, c.last) for c in state.claims.values() if c.writer in lives]
 
@@ -193,8 +193,8 @@ def _overlaps(ranges: list[tuple[int, int]], first: int, last: int) -> bool:
 
 
 class TakeClaim(Struct, frozen=True):
-    """Claim the compaction of these batches for `writer`; `False` if another writer claims one of them, or
-    has replaced one."""
+    """Claim the compaction of these batches for `writer`; `False` if another writer claims or has replaced
+    one of them."""
 
     writer: str
     inputs: dict[int, HollowBatch]
@@ -252,7 +252,7 @@ def _unchanged(inputs: dict[int, HollowBatch], state: State) -> bool:
 
 
 class ReleaseClaim(Struct, frozen=True):
-    """Release the claim that begins at ordinal `first`, if it is that of `writer`."""
+    """Release the claim of `writer` that begins at ordinal `first`, if there is one."""
 
     writer: str
     first: int
@@ -276,9 +276,9 @@ class Total(NamedTuple):
 
 
 class Replace(Struct, frozen=True):
-    """Replace `inputs` by `batch`, if the state still has them as they were read. The batch has the same
-    contents at every time at or beyond its since; the command checks that the sums of diffs agree, and that
-    there are not more updates. The result is whether it was applied."""
+    """Replace `inputs` by `batch`, if the state still has the inputs as they were read. The batch has the
+    same contents at every time at or beyond its since. The command checks that the sums of diffs agree, and
+    that there are not more updates. The result is whether it was applied."""
 
     writer: str
     inputs: dict[int, HollowBatch]
@@ -316,7 +316,7 @@ class Replace(Struct, frozen=True):
         )
 
     def happened(self, state: State) -> bool | None:
-        """Its batch is there, or its inputs are; once both are gone the state proves nothing."""
+        """The state has its batch, or its inputs; a state without both proves nothing."""
         first = next(iter(self.inputs))
         batch = state.batches.get(first)
         if batch is not None and batch.replace(upper=self.batch.upper) == self.batch:

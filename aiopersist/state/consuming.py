@@ -8,17 +8,18 @@ from aiopersist.state.model import State
 
 
 class Staged(Struct, frozen=True):
-    """A staged batch, as the append that consumes it names it."""
+    """A staged batch that an append consumes."""
 
     writer: str
-    """The writer under whose registration it was built: once that is gone, its blobs may be swept."""
+    """The writer that built it: once its registration is gone, the blobs may be swept."""
     id: str
     handed_over: bool
-    """Whether other processes may have it, too: then the state keeps its id, so that it is consumed once."""
+    """Whether other processes may have it, too. Then the state keeps its id, so that it is consumed only
+    once."""
 
 
 def is_consumed(state: State, writer: str, batch: str) -> bool:
-    """Whether a batch that was built under `writer` is known to have been appended or deleted."""
+    """Whether the state knows that this batch of `writer` was appended or deleted."""
     return writer in state.consumed and batch in state.consumed[writer]
 
 
@@ -35,7 +36,7 @@ def refusal_if_consumed(state: State, staged: tuple[Staged, ...]) -> AlreadyAppe
 
 
 def consumed_ids(staged: tuple[Staged, ...]) -> dict[str, list[str]]:
-    """By writer, the ids of these batches that the state keeps from now on."""
+    """By writer, the ids of these batches that the state must keep."""
     ids: dict[str, list[str]] = {}
     for batch in staged:
         if batch.handed_over:
@@ -44,7 +45,7 @@ def consumed_ids(staged: tuple[Staged, ...]) -> dict[str, list[str]]:
 
 
 class MarkConsumed(Struct, frozen=True):
-    """Make sure that no process appends these batches any more, so that their blobs can be deleted. The
+    """Prevent all further appends of these batches, so that their blobs can be deleted. The
     result is the ids of the batches that were not consumed before."""
 
     staged: tuple[Staged, ...]

@@ -1,9 +1,10 @@
-"""Commands of copies: a shard that has the history of another one, its *source*, as far as it was copied.
+"""Commands of copies. A copy is a shard with the history of another shard, its *source*, as far as it was
+copied.
 
-The *mark* of a copy is a critical reader whose id names the source. It holds what history the copy has, and
-its opaque is a digest of the copy's upper. Each append of a copier moves both in its own version. So the
-opaque fits the upper exactly while copiers alone have written, and a shard that anyone else has written is
-never taken for a copy.
+The *mark* of a copy is a critical reader whose id names the source. It holds the history of the copy, and its
+opaque is a digest of the copy's upper. Each append of a copier moves both in its own version. So the opaque
+fits the upper only as long as nobody but copiers has written, and a shard with other writes is never taken
+for a copy.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from aiopersist.state.writing import AppendHollow
 
 
 def mark_of(source: str) -> str:
-    """The id of the critical reader that marks a copy of the shard of that id."""
+    """The id of the critical reader that marks a copy of the shard `source`."""
     return f"copy of {source}"
 
 
@@ -31,13 +32,13 @@ def opaque_of(upper: Antichain) -> int:
 
 
 def is_copy(state: State, source: str) -> bool:
-    """Whether the shard is a copy of `source` that nobody else has written."""
+    """Whether the shard is a copy of `source` that only copiers have written."""
     mark = state.critical.get(mark_of(source))
     return mark is not None and mark.opaque == opaque_of(state.upper)
 
 
 class CreateCopy(Struct, frozen=True):
-    """Create a shard as an empty copy of `source`, the state of another shard, unless it exists."""
+    """Create a shard as an empty copy of `source` (the state of another shard), unless it exists."""
 
     shard: str
     source: State
@@ -73,23 +74,23 @@ class CopySchemas(Struct, frozen=True):
 
 
 class CopyMark(Struct, frozen=True):
-    """What an append says about a copy: its mark moves to `since`, as far as that is not further already. If
-    the updates are true from `since` on only (`is_exact` is false), the shard's since must move, too."""
+    """What an append changes in a copy: the mark moves forward to `since`. If the updates are correct only
+    from `since` on (`is_exact` is false), the shard's since must move, too."""
 
     reader: str
     since: Antichain
     is_exact: bool
 
     def refusal(self, state: State) -> Error | None:
-        """Why the shard is not the copy that was looked at."""
+        """The error if the shard is no longer the copy that the copier saw."""
         mark, expected = state.critical.get(self.reader), opaque_of(state.upper)
         if mark is not None and mark.opaque == expected:
             return None
         return OpaqueMismatch(expected, mark.opaque if mark else None)
 
     def moved(self, state: State, upper: Antichain) -> dict[str, Any]:
-        """The records of a copy that has come to `upper`: the mark, and the policy, which keeps no more than
-        the source does."""
+        """The records of a copy at `upper`: the mark, and the policy, which keeps no more than the source
+        does."""
         since = state.critical[self.reader].since.join(self.since)
         policies = {
             at: policy.replace(hold=policy.hold.join(since)) for at, policy in state.retention.items()
@@ -98,7 +99,7 @@ class CopyMark(Struct, frozen=True):
         return {"critical": {self.reader: mark}, "retention": policies}
 
     def added(self, state: State, upper: Antichain, done: Commit) -> Commit | Keep:
-        """`done`, an append up to `upper`, with the mark moved."""
+        """`done` (an append up to `upper`) with the mark moved."""
         changes, records = done.changes, self.moved(state, upper)
         held = {**records, "subscriptions": changes.subscriptions}
         since = state.since.join(meet_of_holds(state, changes.drop.get("readers", ()), held))
@@ -116,7 +117,7 @@ class CopyMark(Struct, frozen=True):
 
 
 class MoveCopy(Struct, frozen=True):
-    """Move the since of a copy that lacks nothing, as far as holds allow."""
+    """Move the since of a complete copy, as far as holds allow."""
 
     mark: CopyMark
 
@@ -130,7 +131,7 @@ class MoveCopy(Struct, frozen=True):
         return commit(state, context, moved=True, **records)
 
     def happened(self, state: State) -> bool:
-        """Whichever copier moved it: it never goes back."""
+        """The mark never goes back, whichever copier moved it."""
         mark = state.critical.get(self.mark.reader)
         return mark is not None and self.mark.since <= mark.since
 

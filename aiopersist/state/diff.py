@@ -1,11 +1,11 @@
 """Diffs of the state, the only form in which a change of a shard is written.
 
-A command says what it *changes* (`Changes`); `diff_of` makes that a `Diff`, one version; `apply` makes
-the next state. The process that commits and every process that reads run the same `apply` on the
-same bytes, so two states of one version cannot differ: who commits reads its own bytes first.
+A command returns its *changes* (`Changes`), `diff_of` makes a `Diff` of them, one version, and `apply` makes
+the next state. All processes run the same `apply` on the same bytes, also the process that commits, which
+decodes its own bytes first. So two states of one version cannot differ.
 
-Each diff names the commit id of the version before it: a version that does not follow from ours
-comes from a store that was restored from a backup (`follows`).
+Each diff names the commit id of the version before it. A version that does not follow from ours comes from a
+store that was restored from a backup (`follows`).
 """
 
 import gzip
@@ -79,7 +79,7 @@ class Changes(Record, frozen=True, kw_only=True):
     subscriptions: dict[str, SubscriptionRecord] = {}
     writers: dict[str, Writer] = {}
     consumed: dict[str, list[str]] = field(default_factory=dict, name="spent")
-    """By writer, the ids that are new. The ids of a dropped writer go with it."""
+    """The new ids by writer. The ids of a dropped writer are dropped with it."""
     transactions: dict[str, TransactionRecord] = {}
     once: OnceChanges | None = None
     batches: dict[int, HollowBatch] = {}
@@ -93,7 +93,7 @@ class Changes(Record, frozen=True, kw_only=True):
 
     @property
     def plain(self) -> "dict[str, Any]":
-        """The fields that are set, of those that say by themselves what they make of the state."""
+        """The set fields that apply to the state without further rules."""
         fields = {name: getattr(self, name) for name in _PLAIN}
         return {
             name: value
@@ -111,7 +111,7 @@ class RollupName(Record, frozen=True, kw_only=True):
 
 
 class Diff(Record, frozen=True, kw_only=True):
-    """One version: its changes against the version before it, and which version that is."""
+    """One version: its changes, and the version before it."""
 
     format: int
     seqno: int
@@ -148,7 +148,7 @@ def format_of(value: Changes | State) -> int:
 
 
 def latest_rollup(rollups: Mapping[int, Rollup]) -> RollupName | None:
-    """The newest of `rollups`. A version that adds a rollup names that very rollup: older versions may be
+    """The newest of `rollups`. A version that adds a rollup names this rollup itself: older versions may be
     truncated as soon as it exists."""
     if not rollups:
         return None
@@ -207,7 +207,7 @@ _IDS = attrgetter("consumed")
 
 
 def _before(diff: Diff) -> State:
-    """The state of which version 0 makes its changes: of nothing but what every state has."""
+    """The state that version 0 changes: it has only what every state has."""
     changes = diff.changes
     if changes.shard is None or changes.since is None or changes.upper is None:
         raise Corruption("a first version sets no shard, since or upper", shard_id=changes.shard)
@@ -224,8 +224,8 @@ def _before(diff: Diff) -> State:
 
 
 def _changed_ids(changes: Changes, state: State) -> dict[str, Any]:
-    """The changed maps of ids, which may hold a million: ids that stay are not copied. And the writers, if
-    the changes have ids where earlier versions of the library wrote them."""
+    """The changed maps of ids, which may have a million: unchanged ids are not copied. Also the writers, if
+    their records have ids, as earlier versions of the library wrote them."""
     update: dict[str, Any] = {}
     if changes.transactions or "transactions" in changes.drop:
         gone = map(str, changes.drop.get("transactions", ()))
@@ -244,7 +244,7 @@ def _changed_ids(changes: Changes, state: State) -> dict[str, Any]:
 
 
 def without_consumed(record: Writer) -> Writer:
-    """The record as the state in memory keeps it."""
+    """The record without ids, which the state keeps elsewhere."""
     return record.replace(consumed=()) if record.consumed else record
 
 
@@ -258,14 +258,14 @@ def tombstone(diff: Diff, shard: str) -> State:
 
 
 def finalized(state: State) -> State:
-    """The state after `state` where the shard was finalized, and even its tombstone is gone."""
+    """The state after `state` if the shard was finalized, and even its tombstone is deleted."""
     seqno = state.seqno + 1
     return _END.replace(shard=state.shard, seqno=seqno, commit="", at=state.at, collected=seqno)
 
 
 def tombstone_of(shard: str, data_deleted_at: int = 0) -> Changes:
-    """The changes of every version of a finalized shard: nothing before it counts, so nothing is dropped.
-    `data_deleted_at`: the seqno of this version, if the data of the shard is deleted."""
+    """The changes of each version of a finalized shard. They drop no keys, since the earlier state does not
+    count. `data_deleted_at`: the seqno of this version, if the data of the shard is deleted."""
     empty = Antichain()
     changes = Changes(shard=shard, since=empty, upper=empty, finalized=True)
     return changes.replace(collected=data_deleted_at) if data_deleted_at else changes
@@ -298,7 +298,7 @@ def encode_diff(diff: Diff) -> bytes:
 
 
 def decode_diff(data: bytes) -> Diff:
-    """`Corruption` for bytes that are no diff, or are of a format that this version does not understand."""
+    """The diff of these bytes; `Corruption` for other bytes, or for a later format."""
     try:
         diff: Diff = decoder(Diff)(data)
     except (ValueError, RecursionError) as e:
@@ -308,8 +308,8 @@ def decode_diff(data: bytes) -> Diff:
 
 
 def decode_commit(data: bytes) -> str:
-    """The commit id of a version. It stands at the beginning; the rest, which may be large, is decoded only
-    if it does not."""
+    """The commit id of a version. It is at the beginning; only if it is not, the whole version is decoded,
+    which may be large."""
     try:
         begin = from_json(data[:COMMIT_BYTES], allow_partial=True)
     except ValueError:
@@ -320,9 +320,9 @@ def decode_commit(data: bytes) -> str:
 
 
 def read_back(data: bytes, diff: Diff) -> Diff:
-    """What `data` says, which was made of `diff` before it got its checksum. `Corruption` unless that is the
-    same: a value that JSON cannot say (an infinity is null in it) is a bug of the command. A rollup needs no
-    such check: it consists of records that passed it, or were read."""
+    """The diff of `data`, which was encoded from `diff` before it got its checksum. `Corruption` unless both
+    are equal: a value that JSON lacks (an infinity becomes null) is a bug of the command. A rollup needs no
+    such check: its records passed it, or were read."""
     read = decode_diff(data)
     if read.changes != diff.changes:
         ours, theirs = asdict(diff.changes), asdict(read.changes)
@@ -332,13 +332,13 @@ def read_back(data: bytes, diff: Diff) -> Diff:
 
 
 def check_format(what: str, number: int) -> None:
-    """`Corruption` for a later format: its fields may have our names and another meaning."""
+    """`Corruption` for a later format: its fields may have the same names and another meaning."""
     if number > FORMAT:
         raise _from_the_future(what, number)
 
 
 def not_understood(what: str, data: bytes, error: Exception) -> Corruption:
-    """Why `data` could not be read."""
+    """The error for `data` that could not be read."""
     import json
 
     try:

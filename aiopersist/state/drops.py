@@ -1,14 +1,14 @@
 """Which blobs the versions of a shard dropped, as far as this process has seen each of them.
 
 A collection deletes the parts that versions dropped. A process that has followed a shard version by version
-knows them, and need not read all versions once more (`trail.py`). Who has not, or not all the time, knows
-nothing: a part that is deleted though a version names it is lost.
+knows them, and need not read all versions again (`trail.py`). After a gap it must not use what it knows: if
+it deletes a part that a version names, the data is lost.
 """
 
 from aiopersist.state.model import State
 from aiopersist.state.names import keys_of
 
-KEYS_MAX = 4096  # of parts that are remembered: 400 kB; where nobody collects, versions are read instead
+KEYS_MAX = 4096  # parts, which take 400 kB; if there are more, versions are read instead
 
 
 class Drops:
@@ -20,12 +20,12 @@ class Drops:
         self._keys = 0
 
     def begin(self, state: State) -> None:
-        """Nothing is known of the versions before `state`."""
+        """Begin at `state`: versions before it are unknown."""
         self._since, self._dropped, self._keys = state.seqno, {}, 0
 
     def follow(self, before: State, after: State) -> None:
-        """The versions after `before` led to `after`. They are one history: the caller has seen that each
-        follows from the one before."""
+        """Note the versions from `before` to `after`. The caller has checked that each follows from the one
+        before."""
         if after.collected > before.collected:
             self._dropped = {at: keys for at, keys in self._dropped.items() if at > after.collected}
             self._keys = sum(map(len, self._dropped.values()))
@@ -39,8 +39,8 @@ class Drops:
         self._keys += len(gone)
 
     def between(self, first: int, last: int) -> set[str] | None:
-        """The parts that some version from `first` to `last` names and the state at `last` does not; `None`
-        if not all of these versions were followed. A newer version than `last` is known."""
+        """The parts that a version from `first` to `last` names and the state at `last` does not; `None` if
+        not all of these versions were followed. A newer version than `last` must be known."""
         if self._since is None or self._since > first:
             return None
         return set().union(*(keys for at, keys in self._dropped.items() if first < at <= last))

@@ -1,9 +1,8 @@
-"""Maps of so many ids that no commit may copy them: a changed map shares the unchanged ids with
-the old one.
+"""Maps of many ids. A changed map shares the unchanged ids with the old one, so a commit does not copy them.
 
-Ids lie in buckets by their hash: few ids in one bucket, many in `_WIDE`. A change copies the buckets that it
-touches, and the list of buckets. So the change of one id among a million costs as much as among a thousand.
-Values are frozen, and so is the map.
+Ids lie in buckets by their hash: few ids in one bucket, many in `_WIDE`. A change copies the list of buckets,
+and the buckets that it changes. So to change one of a million ids costs as much as to change one of a
+thousand. Values are frozen, and so is the map.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -70,7 +69,7 @@ class Ids(Mapping[str, V], Generic[V]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Ids) or self._len != other._len:
             return False
-        if len(self._buckets) == len(other._buckets):  # buckets that both share are not looked into
+        if len(self._buckets) == len(other._buckets):  # shared buckets are equal
             return self._buckets == other._buckets
         return dict(self) == dict(other)
 

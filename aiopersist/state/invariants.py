@@ -1,8 +1,8 @@
-"""The invariants of every state, as named predicates: checked before a version is written, and of every
-full state that is read.
+"""The invariants of every state, as named predicates. They are checked before a version is written, and for
+every full state that is read.
 
-A violation before the write is a bug of ours, and nothing is written; after the read it is
-`Corruption`, and nothing is served.
+A violation before a write is a bug of the library: nothing is written. A violation after a read is
+`Corruption`: nothing is served.
 """
 
 from itertools import chain, pairwise
@@ -25,7 +25,7 @@ def frontiers_never_go_back(before: State, after: State) -> bool:
 
 
 def versions_are_contiguous(before: State, after: State) -> bool:
-    """One more exactly: a gap could hide a version that dropped a record that this one names."""
+    """Exactly one more: a gap could hide a version that dropped a record that this one names."""
     return after.seqno == before.seqno + 1
 
 
@@ -92,7 +92,7 @@ def new_batches_are_last(diff: Diff, before: State | None, after: State) -> bool
 
 
 def changed_streams_hold(diff: Diff, before: State | None, after: State) -> bool:
-    """`streams_hold` for the changed streams: to check all of them would cost too much in each commit."""
+    """`streams_hold` for the changed streams only: to check all of them costs too much in each commit."""
     if diff.changes.streams is None or after.streams is None:
         return True
     now = after.streams.arrangements
@@ -101,8 +101,8 @@ def changed_streams_hold(diff: Diff, before: State | None, after: State) -> bool
 
 
 def check_version(diff: Diff, before: State | None, after: State) -> None:
-    """Raise `AssertionError`, our bug, if `diff` must not be written: not by `assert`, which `python -O`
-    leaves out."""
+    """Raise `AssertionError`, a bug of the library, if `diff` must not be written. Not by `assert`, which
+    `python -O` removes."""
     if before is not None:
         for follows in (versions_are_contiguous, frontiers_never_go_back):
             if not follows(before, after):

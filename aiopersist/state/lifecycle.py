@@ -50,8 +50,8 @@ class Create(Struct, frozen=True):
 
 
 class ExpireOverdue(Struct, frozen=True):
-    """End the readers and writers whose leases ran out, and the subscriptions that expire, for a shard that
-    has no other commits."""
+    """End the readers and writers whose leases have run out, and the subscriptions that expire, in a shard
+    without other commits."""
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         if state is None or state.finalized:
@@ -61,16 +61,16 @@ class ExpireOverdue(Struct, frozen=True):
 
 
 def first_expiry(state: State) -> float:
-    """When the first lease ends, or subscription expires, if no heartbeat and no acknowledgement comes until
-    then: then `ExpireOverdue` has work."""
+    """The moment when `ExpireOverdue` has work: the first lease ends, or the first subscription expires,
+    unless a heartbeat or an acknowledgement comes before."""
     leased: tuple[LeasedReader | Writer, ...] = (*state.readers.values(), *state.writers.values())
     ends = [record.heartbeat + record.lease_s for record in leased]
     return min((*ends, *(record.expires_at for record in state.subscriptions.values())), default=inf)
 
 
 class Finalize(Struct, frozen=True):
-    """Empty both frontiers and forget everything: every handle is fenced, every blob unreferenced. Where a
-    name names a shard that does not exist yet, this is its first version, so that no process creates it."""
+    """Empty both frontiers and drop all records: every handle is fenced, every blob unreferenced. For a shard
+    that does not exist yet this is the first version, so that no process creates it."""
 
     shard: str
 
@@ -80,8 +80,8 @@ class Finalize(Struct, frozen=True):
 
 
 class FinalizeUnused(Struct, frozen=True):
-    """As `Finalize`, if nothing was ever appended and no reader or writer is registered: for a shard that was
-    created for an append which then failed. The result is whether it is finalized."""
+    """As `Finalize`, if nothing was ever appended and no reader or writer is registered: after the failure of
+    the append for which the shard was created. The result is whether it is finalized."""
 
     shard: str
 
@@ -95,8 +95,7 @@ class FinalizeUnused(Struct, frozen=True):
 
 
 class MarkDeleted(Struct, frozen=True):
-    """Say in the newest version of a finalized shard that its data is deleted: then maintenance and sweep
-    have nothing to do there."""
+    """Record in a finalized shard that its data is deleted, so that maintenance and sweep skip the shard."""
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         if state is None or not state.finalized or state.collected:
@@ -120,7 +119,7 @@ class EvolveSchema(Struct, frozen=True):
         return Commit(Changes(schemas={self.expected + 1: dict(self.schema)}), self.expected + 1)
 
     def happened(self, state: State) -> bool:
-        """Ids are never reused, so the schema of the next id tells; another process may have made it."""
+        """Ids are never reused, so the schema of the next id tells; another process may have added it."""
         return state.schemas.get(self.expected + 1) == self.schema
 
 
@@ -146,7 +145,7 @@ class AddRollup(Struct, frozen=True):
         )
 
     def happened(self, state: State) -> bool | None:
-        """Once there is a newer rollup, this one may have been named and replaced; before, its absence is a
+        """If there is a newer rollup, this one may have been named and replaced. If not, its absence is a
         proof."""
         if self.rollup in state.rollups.values():
             return True
@@ -154,8 +153,8 @@ class AddRollup(Struct, frozen=True):
 
 
 class ForgetTransactions(Struct, frozen=True):
-    """Forget those of `apps` whose numbers were last used before `oldest`. The caller has found them on a
-    thread, among all; the command checks each again."""
+    """Forget those of `apps` whose numbers were last used before `oldest`. The caller has searched all
+    applications on a thread; the command checks the results again."""
 
     apps: Sequence[str]
     oldest: float
@@ -169,8 +168,8 @@ class ForgetTransactions(Struct, frozen=True):
 
 
 class EndCollection(Struct, frozen=True):
-    """The blobs dropped up to version `upto`, which has a rollup, are deleted: forget the rollups before
-    that version, and release the claim of the collection, if it is that of `writer`."""
+    """End a collection: the blobs dropped up to version `upto`, which has a rollup, are deleted. Drop the
+    rollups before that version, and release the claim of `writer`."""
 
     upto: int
     writer: str | None

@@ -1,12 +1,12 @@
 """The state of a shard at one version: a frozen value, and its JSON.
 
-The state is a handful of frontiers and ids, and *maps* of small frozen records: readers,
-writers, batches, ... A change touches few records, so a version in the consensus store has
-only the records that it sets or drops (`diff.py`). Now and then the whole state is written to the
-blob store (a *rollup*). Both are JSON (`record.py`).
+The state has some frontiers and ids, and *maps* of small frozen records: readers, writers, batches, ... A
+change touches few records, so a version in the consensus store has only the records that it sets or drops
+(`diff.py`). From time to time the whole state is written to the blob store (a *rollup*). Both are JSON
+(`record.py`).
 
-One state serves two kinds of contents. A shard has a trace: `since`, `upper`, `batches`. An `Indexed` has
-`streams` instead (`streams.py`). Both have readers and writers, and name blobs.
+There are two kinds of contents. A shard has a trace: `since`, `upper`, `batches`. An `Indexed` has `streams`
+instead (`streams.py`). Both have readers and writers, and name blobs.
 
 Moments are Unix seconds of the consensus store's clock.
 """
@@ -26,7 +26,7 @@ from aiopersist.state.position import SubscriptionRecord
 from aiopersist.state.record import HollowPart, Record, inline_bytes
 from aiopersist.state.streams import Streams, parts_of_streams
 
-FORMAT = 4  # the latest format of diffs and rollups: a reader refuses a later one. It is no feature's name
+FORMAT = 4  # the latest format of diffs and rollups: a reader refuses a later one
 FORMAT_OF_SUBSCRIPTIONS = 4  # of those with subscriptions
 FORMAT_OF_CLOCKS = 3  # of those with a wall clock, or ids of `once=`
 FORMAT_OF_IDS = 2  # of those with consumed ids, or with a hold that keeps no version
@@ -43,8 +43,8 @@ class HollowBatch(Record, frozen=True, kw_only=True):
     runs: tuple[int, ...] = ()
     """The index of the first part of every run but the first."""
     uncompacted: int | None = field(default=None, name="loose")
-    """How many updates have times beyond its since: they may cancel once since has passed them. `None`:
-    all."""
+    """The number of updates with times beyond its since: they may cancel once since has passed them. `None`:
+    all updates."""
 
     @property
     def description(self) -> Description:
@@ -52,7 +52,7 @@ class HollowBatch(Record, frozen=True, kw_only=True):
 
     @property
     def len(self) -> int:
-        """How many updates its parts have, those included that a truncation hides."""
+        """The number of updates of its parts, including those that a truncation hides."""
         return sum([part.rows for part in self.parts])
 
     @property
@@ -78,14 +78,14 @@ class Level(Record, frozen=True, kw_only=True):
     """The fuel of the spine at which the merge is finished."""
 
 
-NULL_LEASE_S = 30 * 24 * 3600.0  # long enough for its holder to take it over; then it ends
+NULL_LEASE_S = 30 * 24 * 3600.0  # long enough for its owner to take it over; then it ends
 
 if TYPE_CHECKING:
     LeaseSeconds = float
 else:
     LeaseSeconds = float | None
-"""Seconds. Earlier versions of the library wrote null for an infinite lease; null is read, and never
-written."""
+"""Seconds. Null is read as well, and never written: earlier versions of the library wrote it for an infinite
+lease."""
 
 
 def _end_null_lease(record: "LeasedReader | Writer") -> None:
@@ -95,27 +95,26 @@ def _end_null_lease(record: "LeasedReader | Writer") -> None:
 
 
 class LeasedReader(Record, frozen=True, kw_only=True):
-    """A reader that is gone after `lease_s` without a heartbeat."""
+    """A reader that ends after `lease_s` without a heartbeat."""
 
     since: Antichain
     """The history that it holds; the empty frontier holds none."""
     moving: bool = False
-    """Whether it was ever downgraded: only such a hold moves the shard's since."""
+    """Whether it was ever downgraded. Only then its hold moves the shard's since."""
     seqno_hold: int | None = None
-    """The oldest version whose blobs it may still read; `None`: it holds history alone, and nothing is read
-    under it."""
+    """The oldest version whose blobs it may still read; `None`: it only holds history, and does not read."""
     heartbeat: float
     lease_s: LeaseSeconds
     name: str | None = None
     owner: str | None = None
-    """The owner of a named hold: only calls with this id succeed. A takeover replaces it."""
+    """The owner of a named hold. Only calls with this id succeed; a takeover replaces the id."""
 
     __post_init__ = _end_null_lease  # type: ignore[misc]  # a method of both
 
 
 def are_known_earlier(readers: Iterable[LeasedReader]) -> bool:
-    """Whether versions of the library that read only `FORMAT_OF_MOST` can read these records: there each
-    reader holds a version."""
+    """Whether a version of the library that reads only `FORMAT_OF_MOST` can read these records: its readers
+    all hold a version."""
     return all(reader.seqno_hold is not None for reader in readers)
 
 
@@ -134,14 +133,14 @@ class Mark(Record, frozen=True, kw_only=True):
 
 
 class Retention(Record, frozen=True, kw_only=True):
-    """How much history maintenance keeps: a number of times, or of seconds."""
+    """The history that maintenance keeps: a number of times, or of seconds."""
 
     times: int | None = None
     seconds: float | None = None
     hold: Antichain
-    """The frontier that the policy holds now, as readers do."""
+    """The frontier that the policy holds now."""
     marks: tuple[Mark, ...] = ()
-    """Earlier uppers and their moments, oldest first: as far back as `seconds` reach."""
+    """Earlier uppers and their moments, oldest first, for the last `seconds`."""
 
 
 class Writer(Record, frozen=True, kw_only=True):
@@ -150,17 +149,18 @@ class Writer(Record, frozen=True, kw_only=True):
     heartbeat: float
     lease_s: LeaseSeconds
     token: str | None = None
-    """The token of its last append: proves, after a lost answer, that the append happened."""
+    """The token of its last append: after a lost answer it proves that the append happened."""
     upper: Antichain | None = None
     """The upper that its last append left."""
     consumed: tuple[str, ...] = field(default=(), name="spent")
-    """Where earlier versions of the library wrote ids that are in `State.consumed` now; empty in memory."""
+    """Ids that earlier versions of the library wrote here. They belong to `State.consumed`; in memory this is
+    empty."""
 
     __post_init__ = _end_null_lease  # type: ignore[misc]  # a method of both
 
 
 COLLECTION = -1
-"""Instead of an ordinal: the claim of rollup and collection."""
+"""The claim of rollup and collection has this number instead of an ordinal."""
 
 
 class Claim(Record, frozen=True, kw_only=True):
@@ -172,8 +172,8 @@ class Claim(Record, frozen=True, kw_only=True):
 
 
 class TransactionRecord(Record, frozen=True, gc=False):
-    """The last transaction number of an application. There may be a million of these, so the garbage
-    collector leaves them out: they have no references."""
+    """The last transaction number of an application. There may be a million of these records. They have no
+    references, so Python's collector skips them."""
 
     number: int
     at: float
@@ -188,10 +188,10 @@ class Rollup(Record, frozen=True, kw_only=True):
 
 
 class Clock(StrEnum):
-    """What the times of a shard mean."""
+    """The meaning of a shard's times."""
 
     LOGICAL = "logical"
-    """They count."""
+    """Times are numbers without a meaning of their own."""
     WALL = "wall"
     """Microseconds since 1970, by the consensus store's clock."""
 
@@ -218,11 +218,11 @@ class State(Record, frozen=True, kw_only=True):
     retention: dict[int, Retention] = {}
     """The policy under key 0, if there is one."""
     subscriptions: dict[str, SubscriptionRecord] = {}
-    """By name, those with a share as `name[i/n]`."""
+    """By name; with a share, by `name[i/n]`."""
     writers: dict[str, Writer] = {}
     consumed: dict[str, Ids[None]] = field(default_factory=dict, name="spent")
-    """By writer, the ids of batches that were built under it, handed over, and since then appended or
-    deleted: neither can happen again. They go with the writer."""
+    """By writer, the ids of its handed-over batches that were appended or deleted, which cannot happen again.
+    They are dropped with the writer."""
     transactions: Ids[TransactionRecord] = Ids()
     once: OnceIds = NO_IDS
     """The ids of `once=`."""
@@ -233,15 +233,16 @@ class State(Record, frozen=True, kw_only=True):
     fuel: int = 0
     """The fuel of the spine: rises with every append."""
     claims: dict[int, Claim] = {}
-    """By the first ordinal that is claimed."""
+    """By the first claimed ordinal."""
     rollups: dict[int, Rollup] = {}
-    """By the version whose state they have."""
+    """By the version of the state in the rollup."""
     dropped_at: int = 0
-    """The newest version that dropped a blob of a part: kept up to date by `apply`."""
+    """The newest version that dropped a blob of a part; `apply` keeps it up to date."""
     collected: int = 0
     """The versions before this one are truncated, and the blobs that were dropped up to it are deleted."""
     inline_bytes: int = 0
-    """The bytes of all inline parts: kept up to date by `apply`, so that an append need not sum them up."""
+    """The bytes of all inline parts; `apply` keeps them up to date, so that an append need not sum them
+    up."""
     streams: Streams | None = None
     """The contents of an `Indexed`."""
 
@@ -254,7 +255,7 @@ class State(Record, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> dict[str, Any]:
-        """What the shard is for ever: a copy is of the same kind."""
+        """The kind of the shard, which never changes. A copy has the same kind."""
         return {"clock": self.clock, "table": self.table}
 
     @property
@@ -264,7 +265,7 @@ class State(Record, frozen=True, kw_only=True):
 
     @property
     def schema_id(self) -> int:
-        """The id of the current schema; `ShardFinalized` where it is gone with the rest."""
+        """The id of the current schema; `ShardFinalized` if the shard was finalized."""
         if self.finalized:
             raise ShardFinalized("it is finalized", shard_id=self.shard)
         return max(self.schemas)

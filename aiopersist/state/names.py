@@ -1,4 +1,4 @@
-"""What a state names: the blobs of its parts, and the writers whose blobs it may name."""
+"""The blobs of the parts that a state names, and the writers whose blobs it may name."""
 
 from collections.abc import Iterable, Iterator
 from typing import Protocol
@@ -7,7 +7,8 @@ from aiopersist.state.model import State
 from aiopersist.state.record import HollowPart
 
 BatchPath = int | tuple[str, str, int]
-"""Where a batch lies in the state: its ordinal; or its stream, the half of the stream, and its key there."""
+"""The place of a batch in the state: its ordinal; or its stream, the half of the stream, and its key
+there."""
 
 
 class _Keyed(Protocol):
@@ -38,5 +39,5 @@ def batches_of(state: State) -> Iterator[tuple[BatchPath, Iterable[HollowPart]]]
 
 
 def keys_of(parts: Iterable[_Keyed]) -> set[str]:
-    """The keys of those of `parts` that are blobs."""
+    """The keys of the blobs of `parts`."""
     return {part.key for part in parts if part.key is not None}

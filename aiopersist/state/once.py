@@ -1,9 +1,9 @@
 """The ids of `once=` that a shard remembers, each with the time of its commit.
 
-An id is kept as a hash of 16 bytes, in one of 256 buckets by its first byte. A bucket is the concatenation
-of its records, oldest first; `bytes.rfind` looks an id up at the speed of memory. A commit copies the buckets
-that it adds to, some KiB each, and drops from their fronts what is forgotten. So 100,000 ids take 4 MiB, and
-one more costs microseconds.
+An id is a hash of 16 bytes, in one of 256 buckets by its first byte. A bucket is the concatenation of its
+records, oldest first; `bytes.rfind` finds an id at the speed of memory. A commit copies the buckets that it
+adds to, some KiB each, and drops forgotten ids from their fronts. So 100,000 ids take 4 MiB, and one more
+costs microseconds.
 """
 
 import base64
@@ -18,13 +18,13 @@ import msgspec
 
 from aiopersist.state.record import Record
 
-IDS_MAX = 100_000  # newer ids until one is forgotten
+IDS_MAX = 100_000  # an id is forgotten after so many newer ids
 PAGE = 1024  # records in a page of a rollup
-_RECORD = Struct(">16sqqd")  # the hash, its number among all ids ever, the time of the commit, when that was
+_RECORD = Struct(">16sqqd")  # the hash, its number among all ids ever, the time and the moment of the commit
 
 
 def hash_of(once: str) -> str:
-    """What the state keeps of an id: 128 bits of SHA-256, in hex."""
+    """The hash of an id: 128 bits of SHA-256, in hex."""
     return hashlib.sha256(once.encode()).hexdigest()[:32]
 
 
@@ -44,18 +44,18 @@ class OnceIds:
     def __init__(self, buckets: Mapping[int, bytes] | None = None, ever: int = 0) -> None:
         self._buckets = dict(buckets or {})
         self.ever = ever
-        """How many ids ever came."""
+        """The number of all ids ever."""
 
     def time_of(self, id: str, oldest: float) -> int | None:
-        """The time of the commit that recorded `id` at the moment `oldest` or later; `None` if that is not
-        remembered."""
+        """The time of the commit that recorded `id`, at the moment `oldest` or later; `None` if it is
+        unknown."""
         record = self._find(bytes.fromhex(id))
         if record is None or record.at < oldest or record.number <= self.ever - IDS_MAX:
             return None
         return record.time
 
     def changed(self, times: Mapping[str, int], at: float, oldest: float) -> Self:
-        """The map with these ids, which come at the moment `at`; what came before `oldest` may go."""
+        """The map with these ids, recorded at the moment `at`. Ids from before `oldest` may be dropped."""
         buckets, ever = dict(self._buckets), self.ever + len(times)
         for number, (hashed_in_hex, time) in enumerate(times.items(), self.ever + 1):
             hashed = bytes.fromhex(hashed_in_hex)
@@ -64,16 +64,16 @@ class OnceIds:
         return type(self)(buckets, ever)
 
     def pages(self) -> Iterator[bytes]:
-        """All records, in pieces that `with_page` takes."""
+        """All records, in pages for `with_page`."""
         data = b"".join(self._buckets.values())
         size = PAGE * _RECORD.size
         return (data[start : start + size] for start in range(0, len(data), size))
 
     def with_page(self, page: bytes) -> Self:
-        """The map with the records of `page`, which follow on its own."""
+        """The map with the records of `page` after its own."""
         buckets, size, begin = dict(self._buckets), _RECORD.size, 0
         for end in range(size, len(page) + size, size):
-            if page[end : end + 1] != page[begin : begin + 1]:  # records of one bucket follow on each other
+            if page[end : end + 1] != page[begin : begin + 1]:  # records of one bucket are neighbours
                 buckets[page[begin]] = buckets.get(page[begin], b"") + page[begin:end]
                 begin = end
         return type(self)(buckets, self.ever)
@@ -82,14 +82,14 @@ class OnceIds:
         """The newest record of that hash."""
         bucket = self._buckets.get(hashed[0], b"")
         start = bucket.rfind(hashed)
-        while start % _RECORD.size and start > 0:  # within other records, by chance
+        while start % _RECORD.size and start > 0:  # by chance, a match within other records
             start = bucket.rfind(hashed, 0, start + len(hashed) - 1)
         if start < 0 or start % _RECORD.size:
             return None
         return _Record(*_RECORD.unpack_from(bucket, start))
 
     def __len__(self) -> int:
-        """How many are kept, some of which may be forgotten."""
+        """The number of records, including some forgotten ids."""
         return sum(map(len, self._buckets.values())) // _RECORD.size
 
     def __eq__(self, other: object) -> bool:
@@ -101,7 +101,7 @@ class OnceIds:
         return f"<{len(self)} ids of once=>"
 
     def to_plain(self) -> dict[str, Any]:
-        """See `record.py`: how many ids ever came, and the records as base64."""
+        """The number of all ids ever, and the records as base64. See `record.py`."""
         return {"ever": self.ever, "pages": packed(self)}
 
     @classmethod
@@ -120,9 +120,9 @@ class OnceChanges(Record, frozen=True, kw_only=True):
     """New ids of `once=`."""
 
     times: dict[str, int]
-    """By hash."""
+    """The times of the commits, by hash."""
     oldest: float
-    """The ids that came before this moment may be forgotten."""
+    """Ids from before this moment may be forgotten."""
 
 
 class Once(msgspec.Struct, frozen=True):
@@ -130,15 +130,15 @@ class Once(msgspec.Struct, frozen=True):
 
     hashes: tuple[str, ...] = ()
     keep_s: float = inf
-    """How long ids are remembered."""
+    """Seconds for which ids are remembered."""
 
     def done_at(self, ids: OnceIds, now: float) -> int | None:
-        """The time at which one of them was recorded before, if it was."""
+        """The time of the commit that recorded one of them before, if there is one."""
         oldest = now - self.keep_s
         return next((t for h in self.hashes if (t := ids.time_of(h, oldest)) is not None), None)
 
     def changes(self, now: float, time: int) -> OnceChanges:
-        """Record them as of a commit at `time`."""
+        """The changes that record them in a commit at `time`."""
         return OnceChanges(times=dict.fromkeys(self.hashes, time), oldest=max(now - self.keep_s, 0.0))
 
 
@@ -151,7 +151,7 @@ def packed(ids: OnceIds) -> list[str]:
 
 
 def unpacked(ids: OnceIds, pages: Iterable[str]) -> OnceIds:
-    """`ids` with the pages of that text; `ValueError` for what is none."""
+    """`ids` with the pages of that text; `ValueError` for other text."""
     for text in pages:
         try:
             page = base64.b64decode(text, validate=True)
@@ -163,7 +163,7 @@ def unpacked(ids: OnceIds, pages: Iterable[str]) -> OnceIds:
 
 
 def _without_old(bucket: bytes, number: int, oldest: float) -> bytes:
-    """`bucket` without the records at its front up to `number`, or of before `oldest`."""
+    """`bucket` without the records at its front up to `number`, or from before `oldest`."""
     start = 0
     while start < len(bucket):
         record = _Record(*_RECORD.unpack_from(bucket, start))

@@ -1,4 +1,4 @@
-"""Positions of subscriptions, and the records that a shard keeps of them."""
+"""Positions of subscriptions, and their records in the state."""
 
 from collections.abc import Mapping
 from math import inf
@@ -12,29 +12,30 @@ class WithinContents(Record, frozen=True, kw_only=True):
 
     as_of: int
     key: str | None = None
-    """The key from which on the rest is read, as canonical JSON; `None`: from the first row on."""
+    """The key where reading continues, as canonical JSON; `None`: at the first row."""
     is_key_done: bool = False
-    """All rows of `key` lie before the place, however many they are."""
+    """Whether all rows of `key` are before the place."""
     past: int = 0
-    """Else: the rows from `key` on that lie before it. A key may have many values."""
+    """If not, the number of rows from `key` on that are before it. A key may have many values."""
     schema_id: int | None = None
-    """The schema by which it was read: rows and keys of others may be more, or fewer. `None`: before any."""
+    """The schema of the reader: with other schemas there may be more or fewer rows and keys. `None`: nothing
+    was read."""
     chosen: str = ""
-    """Which keys were chosen; empty: all."""
+    """The chosen keys; empty: all."""
     rows: int = 0
-    """All rows that lie before it: places are ordered by it."""
+    """The number of all rows before it, which orders places."""
 
 
 class Position(Record, frozen=True, kw_only=True):
-    """How far a consumer is. Int times only."""
+    """The position of a consumer. Int times only."""
 
     frontier: Antichain
-    """Everything before it is behind; of the contents at one time: that time."""
+    """All updates before it are done. Within the contents at one time: that time."""
     contents: WithinContents | None = None
-    """The place within the contents, as long as these come."""
+    """The place within the contents, while these are read."""
 
     def is_before(self, other: "Position") -> bool:
-        """Whether this is strictly earlier."""
+        """Whether this position is strictly earlier."""
         return self._order < other._order
 
     @property
@@ -44,39 +45,39 @@ class Position(Record, frozen=True, kw_only=True):
 
     @property
     def hold(self) -> Antichain:
-        """The history that reading on from here needs."""
+        """The history that the consumer still needs."""
         return self.frontier if self.contents is not None else predecessor(self.frontier)
 
     @property
     def as_of(self) -> int:
-        """The time of the contents, or the last one that is behind: reading on needs since at or before
-        it."""
+        """The time of the contents, or the last time that is done. Reading on needs since at or before it."""
         return last_before(self.frontier) if self.contents is None else self.contents.as_of
 
 
 class SubscriptionRecord(Record, frozen=True, kw_only=True):
-    """One consumer, and how far it has acknowledged. It keeps since at its position, and never moves it."""
+    """One consumer, and the position that it has acknowledged. It keeps since at its position, and never
+    moves since."""
 
     name: str
     share: tuple[int, int] | None = None
-    """`(i, n)`: it is one of n that divide the keys."""
+    """`(i, n)`: number i of n consumers that divide the keys."""
     position: Position
     owner: str | None
-    """The opening that may move the position. A take-over replaces it; `None`: that opening was closed."""
+    """The opening that may move the position. A take-over replaces it; `None`: the opening was closed."""
     heartbeat: float
     lease_s: float
     token: str = ""
-    """The token of the command that moved the position last: a proof, after a lost answer."""
+    """The token of the command that moved the position last: a proof after a lost answer."""
     last_ack: float | None = None
     expire_after_s: float | None = None
     waits_since: float | None = None
-    """Since when there is something that is not acknowledged; kept only if it may expire."""
+    """The moment since which there are unacknowledged updates; kept only if the subscription may expire."""
     expired: bool = False
-    """It has given up its position, and holds nothing."""
+    """Whether it has given up its position: then it holds no history."""
 
     @property
     def hold(self) -> Antichain:
-        """The history that it keeps."""
+        """The history that it holds."""
         return Antichain() if self.expired else self.position.hold
 
     @property
@@ -86,22 +87,22 @@ class SubscriptionRecord(Record, frozen=True, kw_only=True):
 
     @property
     def idle_since(self) -> float | None:
-        """Since when it acknowledges nothing though there is something; `None`: it does not wait, or never
-        expires."""
+        """The moment since which it could acknowledge and does not; `None`: it has nothing to acknowledge, or
+        never expires."""
         if self.expired or self.expire_after_s is None or self.waits_since is None:
             return None
         return max(self.waits_since, self.last_ack or 0.0)
 
     @property
     def expires_at(self) -> float:
-        """When it gives up its position, unless an acknowledgement comes."""
+        """The moment when it gives up its position, unless it acknowledges before."""
         idle_since = self.idle_since
         return inf if idle_since is None or self.expire_after_s is None else idle_since + self.expire_after_s
 
 
 def key_of(name: str, share: tuple[int, int] | None) -> str:
-    """The key of a subscription in the state. Not by a format, which for a member of an enum is another
-    text."""
+    """The key of a subscription in the state. Not by a format, which gives another text for a member of an
+    enum."""
     return name if share is None else name + f"[{share[0]}/{share[1]}]"
 
 
@@ -109,7 +110,7 @@ def changed_by_time(
     records: Mapping[str, SubscriptionRecord], now: float, latest: float
 ) -> dict[str, SubscriptionRecord]:
     """The subscriptions that any commit changes: those that expire; and those with moments beyond `latest`,
-    which come from a clock that was wrong, with moments of now."""
+    which come from a wrong clock and become now."""
     changed = {}
     for key, record in records.items():
         moments = record.heartbeat, record.waits_since, record.last_ack

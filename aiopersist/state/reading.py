@@ -11,7 +11,7 @@ from aiopersist.state.model import LeasedReader, State
 
 class RegisterReader(Struct, frozen=True):
     """Register a leased reader that holds history at `since` (empty: none). With `reads` it also holds the
-    versions from now on, so that their blobs can be read under it."""
+    versions from now on, so that it may read their blobs."""
 
     reader: str
     since: Antichain
@@ -32,8 +32,8 @@ class RegisterReader(Struct, frozen=True):
 
 
 class TakeNamedHold(Struct, frozen=True):
-    """Take over the named hold, which keeps its frontier; or create it, at `since` (`None`: the
-    shard's since). The earlier owner is fenced. The hold keeps no versions: nothing is read under it."""
+    """Take over the named hold at its frontier, or create it at `since` (`None`: the shard's since). The
+    earlier owner is fenced. The hold keeps history, but no versions: it does not read."""
 
     name: str
     owner: str
@@ -54,13 +54,13 @@ class TakeNamedHold(Struct, frozen=True):
 
 
 def named_reader(name: str) -> str:
-    """The reader id of the hold named `name`. Not by a format: see `key_of`."""
+    """The reader id of the hold `name`. Not by a format: see `key_of`."""
     return "name:" + name
 
 
 class RenewReader(Struct, frozen=True):
-    """Renew the lease. `downgrade`: move the hold forward, and so the shard's since. `hold`: the
-    needs of open snapshots and listens (only for a shared reader)."""
+    """Renew the lease. `downgrade` moves the hold forward, and so the shard's since. `hold` is the history
+    that open snapshots and listens need (only for a shared reader)."""
 
     reader: str
     owner: str | None = None
@@ -92,8 +92,8 @@ class RenewReader(Struct, frozen=True):
 
 
 class KeepReader(Struct, frozen=True):
-    """Renew the lease of a reader, and nothing else: for processes that read pieces under one lease. None of
-    them knows which versions the others still need, so the reader goes on holding all its versions."""
+    """Renew only the lease of a reader, for processes that read pieces under one lease. None of them knows
+    which versions the others still need, so the reader keeps holding all its versions."""
 
     reader: str
 
@@ -106,7 +106,7 @@ class KeepReader(Struct, frozen=True):
 
 
 class ExpireReader(Struct, frozen=True):
-    """End a reader's registration. Only the record goes: since stays as it is."""
+    """End a reader's registration. Since does not change."""
 
     reader: str
     owner: str | None = None

@@ -1,15 +1,15 @@
-"""Frozen records with a JSON form, of which the values of the state consist; and the hollow part.
+"""Frozen records with a JSON form, which make up the state; and the hollow part.
 
-Records are JSON in the stores, so `psql` and `jq` can read them. They are structs of msgspec: to make,
-compare, write and read one takes a fifth of the time of a pydantic model, and half the memory. Each commit
-does all of that.
+Records are JSON in the stores, so `psql` and `jq` can read them. They are structs of msgspec, which take a
+fifth of the time of pydantic models to make, compare, write and read, and half the memory. Each commit does
+all of this.
 
 A type that JSON lacks has `to_plain()`, and `from_plain(plain, *kinds)`, where `kinds` are the arguments of a
 generic type.
 
 A constructor checks nothing: the values come from the library, and each version is read back before it is
-written. What is read is checked: by type, without conversions; unknown fields are refused, since a later
-format has a later number. A field with its default is not written.
+written. Values that are read are checked by type, without conversions. Unknown fields are refused, since a
+later format has a later number. A field with its default is not written.
 """
 
 from binascii import Error, a2b_base64, b2a_base64
@@ -35,7 +35,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> Any:
-        """In a view, which is a pydantic model, it is as in JSON, with all its fields."""
+        """In a view (a pydantic model) a record has its JSON form, with all fields."""
         from pydantic_core import core_schema
 
         def all_fields(record: Self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
 
 
 class InlineBytes(bytes):
-    """Bytes that are base64 in JSON, of the alphabet for URLs."""
+    """Bytes; base64 in JSON, with the alphabet for URLs."""
 
 
 def encode(record: Struct) -> bytes:
@@ -62,13 +62,13 @@ def encode(record: Struct) -> bytes:
 
 
 def to_builtins(value: Any) -> Any:
-    """A record, or one of its values, as values of Python that JSON has."""
+    """A record, or one of its values, as Python values for JSON."""
     return msgspec.to_builtins(value, enc_hook=_encoded, str_keys=True)
 
 
 @cache
 def decoder(kind: type[T]) -> Callable[[bytes], T]:
-    """Reads JSON of that kind; `ValueError` or `RecursionError` for anything else."""
+    """A decoder of JSON to that type; it raises `ValueError` or `RecursionError` for other bytes."""
     return msgspec.json.Decoder(kind, dec_hook=decoded).decode
 
 
@@ -83,7 +83,7 @@ def _encoded(value: Any) -> Any:
 
 
 def decoded(kind: Any, value: Any) -> Any:
-    """The value of that kind which JSON has as `value`."""
+    """The value of that type from its JSON form."""
     if kind is Antichain:
         return antichain_of(value)
     if kind is InlineBytes:
@@ -96,7 +96,7 @@ _encoder = msgspec.json.Encoder(enc_hook=_encoded)
 
 
 def _from_base64(text: Any) -> InlineBytes:
-    """Of either alphabet: earlier versions of the library read both, too."""
+    """Bytes from base64 with either alphabet, as earlier versions of the library read them."""
     if not isinstance(text, str):
         raise ValueError(f"expected base64, got {type(text).__name__}")
     try:
@@ -124,27 +124,27 @@ class HollowPart(Record, frozen=True, kw_only=True):
     """Bytes of the encoded part."""
     rows: int
     goodbytes: int | None = None
-    """The goodbytes of its updates: they bound the memory that these take, of which the encoded part may be a
-    thousandth. `None` for an inline part, whose encoded size is no smaller."""
+    """The goodbytes of its updates: a bound of their memory, which may be a thousand times the encoded size.
+    `None` for an inline part, whose encoded size is no smaller."""
     footer_bytes: int = 0
-    """The length of the index, which is the end of the blob."""
+    """The length of the index at the end of the blob."""
     checksum: str
     """The checksum of the index, or of all bytes of an inline part."""
     schema_id: int = 0
     key_lower: Any = None
     stats: dict[str, StoredStats] | None = None
     rewrite: Antichain | None = None
-    """A reader advances the times of the part to it."""
+    """Readers advance the times of the part to it."""
     truncated: tuple[Antichain, Antichain] | None = None
-    """Lower and upper of the append that truncated it: a reader leaves out updates outside of them. The part
-    keeps them itself, since its batch may be merged with its neighbours."""
+    """Lower and upper of the append that truncated it: readers leave out updates outside of them. The part
+    has its own copy, since its batch may be merged with its neighbours."""
 
 
 def goodbytes_at_most(part: HollowPart) -> float:
-    """The goodbytes of its updates, or more; infinite where the part does not say."""
+    """An upper bound of the goodbytes of its updates; infinite if the part has no such number."""
     return part.size if part.key is None else inf if part.goodbytes is None else part.goodbytes
 
 
 def inline_bytes(parts: Iterable[HollowPart]) -> int:
-    """Bytes of the inline ones of `parts`."""
+    """Bytes of the inline parts."""
     return sum([part.size for part in parts if part.inline is not None])

@@ -13,8 +13,8 @@ from aiopersist.state.writing import RepeatedMark, repeat_of, too_many
 
 
 class Remember(Struct, frozen=True):
-    """Record these, of a commit at `time` that other shards share. A repeat is refused (`RepeatedMark`), so
-    that what shares the commit is not written either."""
+    """Record these ids and numbers in a commit at `time` that other shards share. A repeat is refused
+    (`RepeatedMark`), so that the other shards are not written either."""
 
     transactions: Mapping[str, int]
     once: Once = UNMARKED
@@ -32,6 +32,6 @@ class Remember(Struct, frozen=True):
         return commit(state, context, transactions=numbers, once=ids)
 
     def happened(self, state: State) -> bool | None:
-        """It did not if another commit recorded one of the ids. Else only the other shards tell."""
+        """False if another commit recorded one of the ids. Else only the other shards can tell."""
         times = [state.once.time_of(hashed, -inf) for hashed in self.once.hashes]
         return False if any(time not in (None, self.time) for time in times) else None

@@ -1,9 +1,9 @@
-"""Commands that move since for good: critical readers, which never expire, and the retention policy of a
-shard; and one that gives up history once, for those who erase what it has.
+"""Commands that move since for good: critical readers, which never expire, the retention policy of a shard,
+and a command that gives up history once, for an erasure.
 
-A policy keeps the current contents readable, however long the shard is idle: its hold never passes the
-last complete time, on any path, since all paths go through `_target`. So there is always a time `t` with
-`since <= t < upper`, unless a user's own hold has moved since past it, or nothing was appended yet.
+A policy keeps the current contents readable, however long the shard is idle: its hold never passes the last
+complete time, since all paths use `_target`. So there is always a time `t` with `since <= t < upper`, unless
+a user's own hold has moved since further, or nothing was appended yet.
 """
 
 from msgspec import Struct
@@ -24,13 +24,13 @@ from aiopersist.state.command import (
 from aiopersist.state.diff import Changes
 from aiopersist.state.model import CriticalReader, Mark, Retention, State
 
-MARKS_PER_KEEP = 4  # uppers remembered within the seconds to keep: history is kept a quarter too long at most
-SLACK_SHARE = 8  # times are kept an eighth too long at most; on a wall clock there is a look for each mark
+MARKS_PER_KEEP = 4  # uppers remembered for the kept seconds: so history is kept a quarter too long at most
+SLACK_SHARE = 8  # times are kept an eighth too long at most; on a wall clock each mark costs a look
 
 
 class RegisterCritical(Struct, frozen=True):
-    """Take the critical reader of that id as it is; or create it, at the shard's since, with `opaque`. The
-    result is its record."""
+    """Create the critical reader at the shard's since, with `opaque`, unless it exists. The result is its
+    record."""
 
     reader: str
     opaque: int
@@ -65,7 +65,7 @@ class DowngradeCritical(Struct, frozen=True):
         return commit(state, context, result=record, moved=True, critical={self.reader: record})
 
     def happened(self, state: State) -> bool | None:
-        """A later owner may have gone on from there."""
+        """Unknown if it fails: a later owner may have moved it."""
         reader = state.critical.get(self.reader)
         is_ours = reader is not None and reader.opaque == self.opaque and self.since <= reader.since
         return True if is_ours and self.opaque != self.expected else None
@@ -91,7 +91,7 @@ class ReleaseCritical(Struct, frozen=True):
 
 class SetRetention(Struct, frozen=True):
     """Set the policy of the shard; without `times` and `seconds`, remove it. A new policy begins at the
-    shard's since; a policy that replaces another goes on from its hold and marks."""
+    shard's since; a replacement continues with the hold and marks of the old policy."""
 
     times: int | None
     seconds: float | None
@@ -116,8 +116,8 @@ class SetRetention(Struct, frozen=True):
 
 
 class ApplyRetention(Struct, frozen=True):
-    """Move the policy's hold to its target, and since as far as all holds allow. Unless
-    `exact`, a policy waits until it keeps an eighth more than it must."""
+    """Move the policy's hold to its target, and since as far as all holds allow. Unless `exact`, a policy
+    waits until it keeps an eighth too much."""
 
     exact: bool
 
@@ -137,9 +137,8 @@ class ApplyRetention(Struct, frozen=True):
 
 
 class ForgetHistory(Struct, frozen=True):
-    """Move since to `frontier`, or to the last complete time if that is less, as far as all holds but the
-    policy's allow. The policy's hold moves with it, and its rules stay as they are. The result is since. Int
-    times only."""
+    """Move since to `frontier`, or to the last complete time if that is less, as far as all holds except the
+    policy's allow. The policy's hold moves, too; its rules stay. The result is since. Int times only."""
 
     frontier: Antichain
 
@@ -157,10 +156,10 @@ class ForgetHistory(Struct, frozen=True):
 def _target(
     record: Retention, state: State, now: float, *, exact: bool
 ) -> tuple[Antichain | None, tuple[Mark, ...]]:
-    """The target of the hold, `None` if it does not move yet; and the marks to remember from now on."""
+    """The target of the hold (`None` if it does not move yet), and the marks to remember from now on."""
     if record.times is not None:
         upper, hold = state.upper.time, record.hold.time
-        if not isinstance(upper, int) or not isinstance(hold, int):  # one is {}: the hold moves no further
+        if not isinstance(upper, int) or not isinstance(hold, int):  # one of them is {}: the hold stays
             return None, record.marks
         at = min(upper - record.times, upper - 1)
         due = at > hold and (exact or at - hold > record.times // SLACK_SHARE)
@@ -179,7 +178,7 @@ def _target(
 
 
 def _wall_target(hold: Antichain, state: State, now: int, keep: int, *, exact: bool) -> Antichain | None:
-    """The history of the last `keep` microseconds, and the last complete time."""
+    """The target on a wall clock: it keeps the last `keep` microseconds, and the last complete time."""
     upper, held = state.upper.time, hold.time
     if not isinstance(upper, int) or not isinstance(held, int):
         return None
@@ -188,6 +187,5 @@ def _wall_target(hold: Antichain, state: State, now: int, keep: int, *, exact: b
 
 
 def _not_ahead(mark: Mark, now: float) -> Mark:
-    """`mark`; one in the future comes from a clock that was wrong, becomes one of now, and ages from now
-    on."""
+    """`mark`; one in the future comes from a wrong clock, and becomes a mark of now."""
     return mark.replace(at=now) if is_ahead(mark.at, now) else mark

@@ -23,8 +23,8 @@ class RollupFile(Record, frozen=True, kw_only=True):
 
 
 class _Page(Record, frozen=True, kw_only=True):
-    """A further line: some of the ids. To build or read a page takes a millisecond, during which a worker
-    thread holds the interpreter's lock; a million ids in one piece would hold it for a second."""
+    """A further line: some of the ids. A worker thread holds the interpreter's lock while it encodes or
+    decodes a page, for a millisecond; a million ids in one piece would take a second."""
 
     transactions: dict[str, TransactionRecord] = {}
     consumed: dict[str, list[str]] = field(default_factory=dict, name="spent")
@@ -32,9 +32,9 @@ class _Page(Record, frozen=True, kw_only=True):
 
 
 def encode_rollup(state: State) -> bytes:
-    """The state as compressed JSON: a line `{"format": 1, "state": {...}}`. Where there are many ids, they
-    follow as lines of their own. A field that a later format brought has its default, and is not written:
-    older releases read the rollup."""
+    """The state as compressed JSON: a line `{"format": 1, "state": {...}}`. Many ids follow as lines of their
+    own. A field of a later format that has its default is not written, so older releases can read the
+    rollup."""
     number = format_of(state)
     if not state.consumed and not state.once and len(state.transactions) <= PAGE:
         lines = [encode(RollupFile(format=number, state=state.replace(once=NO_IDS)))]
@@ -85,5 +85,5 @@ def _with_pages(state: State, pages: Iterator[_Page]) -> State:
 
 
 def checksum_of(data: bytes) -> str:
-    """128 bits of SHA-256: enough that no other rollup passes for this one."""
+    """128 bits of SHA-256, so that no other rollup is taken for this one."""
     return hashlib.sha256(data).hexdigest()[:32]

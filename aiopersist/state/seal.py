@@ -1,9 +1,9 @@
 """The checksum of a version, at the end of its commit id.
 
-A release that knows of no checksum reads the commit id as a text without meaning, so the format stays what it
-is; and a commit id of such a release is shorter, and is not checked. The checksum is over the id of the
-shard and the bytes of the version before the checksum came into them: damaged bytes and those of another
-shard do not have it. Bytes of another version of the shard name another seqno (`shard/log.py`).
+Releases without this checksum read the commit id as a text without meaning, so the format need not change.
+Their commit ids are shorter, and are not checked. The checksum covers the id of the shard and the bytes of
+the version without the checksum itself. So it detects damaged bytes and bytes of another shard. Bytes of
+another version of the same shard have another seqno (`shard/log.py`).
 """
 
 from zlib import crc32
@@ -16,15 +16,15 @@ _CHARS = 9  # a dot and 32 bits in hex
 
 
 def sealed(diff: Diff, shard: str) -> bytes:
-    """The bytes of `diff` with their checksum in its commit id. Takes some microseconds, and one for each
-    2 kB."""
+    """The bytes of `diff` with their checksum in its commit id. Takes some microseconds, and one more for
+    each 2 kB."""
     plain = encode_diff(diff)
     at = plain.index(diff.commit.encode()) + len(diff.commit)
     return b"%s.%08x%s" % (plain[:at], crc32(plain, crc32(shard.encode())), plain[at:])
 
 
 def decode_version(data: bytes, shard: str) -> Diff:
-    """The diff; `Corruption` for bytes that are none, are damaged, are of another shard, or have a later
+    """The diff; `Corruption` for bytes that are no diff, are damaged, are of another shard, or have a later
     format."""
     diff = decode_diff(data)
     check_seal(data, diff.commit, shard)
@@ -32,7 +32,7 @@ def decode_version(data: bytes, shard: str) -> Diff:
 
 
 def check_seal(data: bytes, commit: str, shard: str) -> None:
-    """`Corruption` unless `data` has the checksum that its commit id tells, if it tells one."""
+    """`Corruption` unless `data` has the checksum of its commit id, if the id has one."""
     if len(commit) <= PLAIN_CHARS:
         return
     at = data.find(commit.encode(errors="replace")) + len(commit)

@@ -1,8 +1,8 @@
-"""The spine: which neighbouring batches become one, and when. Pure, on metadata only.
+"""The spine: which neighbouring batches become one, and when. Pure; metadata only.
 
-Batches lie in *levels*, older batches in higher levels; level `k` is for batches of at most `2**k` updates.
-A level holds one spine batch, or two neighbours that are being merged. A spine batch is a range of
-ordinals: of the hollow batches that count as one, until a compaction has replaced them by one.
+Batches lie in *levels*, older batches in higher levels; level `k` is for batches of at most `2**k` updates. A
+level holds one spine batch, or two neighbours that are being merged. A spine batch is a range of ordinals:
+hollow batches that count as one, until a compaction replaces them by one.
 
 A new batch of `n` updates enters level `ceil(log2(max(n, 1)))`:
 1. It brings *fuel*, `FUEL << level`, to every merge under way. A merge of two spine batches needs
@@ -12,15 +12,15 @@ A new batch of `n` updates enters level `ceil(log2(max(n, 1)))`:
 3. The new batch enters; if the level has a batch already, a merge of the two begins.
 4. If compaction has shrunk the oldest batch, it moves down as long as that is worth a merge.
 
-Why the number of batches stays logarithmic: the sizes of levels double, and each level holds two batches at
-most. Why a level has room when a batch enters: before a second batch can enter level `k`, as many updates as
-the level holds must come, with `FUEL` times as much fuel as the merge in it needs. Why the work is O(n log
-n): each update is merged once per level.
+The number of batches is logarithmic: the sizes of levels double, and each level holds two batches at most. A
+level has room when a batch enters: before a second batch can enter level `k`, as many updates as the level
+holds must come, with `FUEL` times as much fuel as its merge needs. The work is O(n log n): each update is
+merged once per level.
 
-Fuel is a counter that only rises, and a merge is *due* at a value of it: so an append changes one number
-instead of every merge under way.
+Fuel is a counter that only rises, and each merge is *due* at a value of it. So an append changes one number,
+and not every merge.
 
-After differential dataflow's `spine_fueled.rs` (McSherry), which this follows in its shape and its argument.
+The structure and the argument are those of differential dataflow's `spine_fueled.rs` (McSherry).
 """
 
 from collections.abc import Iterator, Mapping
@@ -51,7 +51,7 @@ class Spine(Struct, eq=False):
         """Insert the newest hollow batch, of that ordinal, with `length` updates."""
         level = level_of(length)
         self.fuel += FUEL << level
-        for at in sorted(self.levels, reverse=True):  # from above, so that the result of a merge finds room
+        for at in sorted(self.levels, reverse=True):  # from above: the result of a merge finds room
             due = self.levels[at].due
             if due is not None and due <= self.fuel:
                 self._enter(at + 1, self._complete(at))
@@ -60,8 +60,8 @@ class Spine(Struct, eq=False):
         self._settle_down()
 
     def replace(self, first: int, last: int, before: int, after: int) -> None:
-        """The hollow batches of the ordinals from `first` to `last`, with `before` updates, have become one,
-        with ordinal `first` and `after` updates. Their spine batches become one, too."""
+        """Replace the hollow batches from ordinal `first` to `last`, with `before` updates, by one of ordinal
+        `first` with `after` updates. Their spine batches become one, too."""
         touched = [at for at, level in self.levels.items() if _touches(level, first, last)]
         at = max(touched)
         whole = [batch for level in sorted(touched, reverse=True) for batch in self.levels.pop(level).batches]
@@ -134,7 +134,8 @@ class Spine(Struct, eq=False):
 
 
 def spine_of(state: State) -> Spine:
-    """The spine of `state`. The batches of a state that was written before there were spines count as one."""
+    """The spine of `state`. In a state that was written before there were spines, all batches count as
+    one."""
     if state.levels or not state.batches:
         return Spine(dict(state.levels), state.fuel)
     length = sum(batch.len for batch in state.batches.values())

@@ -1,12 +1,12 @@
 """The contents of an `Indexed`: many streams, each with an arrangement of its data, under one owner.
 
-Times and seqnos are ints. Batches lie in maps, under keys that only their replacement has again: unsealed
-batches under the seqno at which they begin, batches of the trace under the time at which they begin. So a
-change names the few batches that it sets and drops, and a commit writes as much as it changes.
+Times and seqnos are ints. Batches are in maps by a key that only their replacement has again: unsealed
+batches by their first seqno, batches of the trace by their first time. So a change names the few batches that
+it sets and drops, and the size of a commit depends on its changes only.
 
-*Owner.* Only one instance at a time changes streams: its id stands in the state, every change checks it, and
-an opening replaces it. The id also stands in the keys of the blobs that the instance writes: it is their
-registered writer while it is the owner.
+*Owner.* Only one instance at a time changes streams. The state has its id; every change checks the id, and an
+opening replaces it. The keys of the instance's blobs also have the id: it is their registered writer as long
+as it is the owner.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,14 +19,14 @@ B = TypeVar("B", "UnsealedBatch", "TraceBatch")
 
 
 class UnsealedBatch(Record, frozen=True, kw_only=True):
-    """Updates in the order in which they came, of the commands with seqnos `n` in
+    """Updates in the order of their arrival, of the commands with seqnos `n` in
     `seqno_lower < n <= seqno_upper`."""
 
     seqno_lower: int
     seqno_upper: int
     time_least: int
     time_greatest: int
-    """The least and the greatest time of its updates, which are in no order of time."""
+    """The least and the greatest time of its updates, which are not sorted by time."""
     parts: tuple[HollowPart, ...]
 
 
@@ -39,20 +39,20 @@ class TraceBatch(Record, frozen=True, kw_only=True):
     since: int
     level: int
     updates: int
-    """How many updates its parts have."""
+    """The number of updates of its parts."""
     parts: tuple[HollowPart, ...] = ()
 
 
 class Arrangement(Record, frozen=True, kw_only=True):
-    """One stream's data. Logically the trace has all updates before `seal`; physically those before the
-    trace's upper."""
+    """One stream's data. Logically the trace has all updates before `seal`; the batches of the trace have
+    those before its upper."""
 
     seal: int = 0
     """Updates at times before it are complete."""
     since: int = 0
-    """History before it is forgotten: every read advances times to it. It may be beyond `seal`."""
+    """History before it is forgotten: all reads advance times to it. It may be beyond `seal`."""
     seqno: int = 0
-    """Where the next unsealed batch begins."""
+    """The lower seqno of the next unsealed batch."""
     unsealed: dict[int, UnsealedBatch] = {}
     trace: dict[int, TraceBatch] = {}
     """Oldest first, contiguous from 0."""
@@ -85,15 +85,15 @@ class Streams(Record, frozen=True, kw_only=True):
     """All streams of an `Indexed`."""
 
     owner: str
-    """The id of the instance that may change the streams; empty when the last one has left."""
+    """The id of the instance that may change the streams; empty after the last one has closed."""
     revision: int = 0
-    """Rises with every change of an owner: proves, after a lost answer, that the change happened."""
+    """Rises with every change of an owner: after a lost answer it proves that the change happened."""
     seqno: int = 0
     """The number of the last command."""
     names: dict[str, int] = {}
     """The existing streams, with the ids of their schemas."""
     destroyed: frozenset[str] = frozenset()
-    """Names that no stream ever has again."""
+    """Names that are never used again."""
     arrangements: dict[str, Arrangement] = {}
 
 
@@ -134,7 +134,7 @@ def _set(changes: Rearrangement | StreamsChanges, *names: str) -> dict[str, obje
 
 
 def difference(before: Arrangement, after: Arrangement) -> Rearrangement | None:
-    """The changes from `before` to `after`; `None` where there are none. The cost grows with their
+    """The changes from `before` to `after`; `None` without changes. The cost grows with the number of
     batches."""
     changes = {
         **{

@@ -1,5 +1,5 @@
-"""The invariants of every arrangement, as named predicates: checked before a version is written, and of every
-full state that is read."""
+"""The invariants of every arrangement, as named predicates. They are checked before a version is written, and
+for every full state that is read."""
 
 from itertools import pairwise
 
@@ -7,8 +7,8 @@ from aiopersist.state.streams import Arrangement, Streams
 
 
 def seqno_intervals_are_in_order(arrangement: Arrangement) -> bool:
-    """No interval is empty, and each begins where the interval before it ends, or later: between them batches
-    were evicted, or commands had no updates for this stream. So no update is there twice."""
+    """No interval is empty, and each begins at the end of the one before, or later (after evictions, or
+    commands without updates for this stream). So no update is there twice."""
     batches = list(arrangement.unsealed.values())
     return (
         all(at == batch.seqno_lower < batch.seqno_upper for at, batch in arrangement.unsealed.items())
@@ -38,8 +38,7 @@ def trace_is_sealed(arrangement: Arrangement) -> bool:
 
 
 def levels_fall(arrangement: Arrangement) -> bool:
-    """Levels fall from old batches to new ones, or stay: so there are few batches once since has passed
-    them."""
+    """Levels fall from old batches to new ones, or stay the same. So there are few batches before since."""
     return all(a.level >= b.level for a, b in pairwise(arrangement.trace.values()))
 
 

@@ -4,10 +4,10 @@
   fresh, so a take-over fences the earlier opening for ever.
 - A subscription keeps since at its position and never moves it. A new one takes its position and its hold in
   one version, so nothing is lost in between.
-- One that may expire does so in any commit after its time: then it holds nothing.
+- A subscription that may expire does so in any commit after its time. Then it holds no history.
 
-So refusals are final: a position that was passed, an owner that was replaced and a name that was dropped
-stay so. They can be told by any state that this process knows.
+So refusals are final: a passed position, a replaced owner and a dropped name never come back. Any known state
+is enough to decide them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,16 +33,16 @@ from aiopersist.state.position import Position, SubscriptionRecord, WithinConten
 
 
 class Beginning(StrEnum):
-    """Where a new subscription begins, if at no given position."""
+    """Where a new subscription begins, if not at a position."""
 
     SNAPSHOT = "snapshot"
-    """With the contents of now."""
+    """With the current contents."""
     NOW = "now"
     """At the upper."""
 
 
 class Ack(NamedTuple):
-    """An acknowledgement: everything before `position` is done."""
+    """An acknowledgement: all updates before `position` are done."""
 
     key: str
     owner: str
@@ -58,10 +58,10 @@ class OpenSubscription(Struct, frozen=True):
     lease_s: float
     expire_after_s: float | None
     start: Position | Beginning | None
-    """Where a new one begins, and one that has expired; `None`: with the contents, but not after it
-    expired."""
+    """Where a new or expired subscription begins; `None`: a new one with the contents, an expired one not at
+    all."""
     resume: Position | None = None
-    """Where it goes on, or begins."""
+    """The position where it continues, or begins."""
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
@@ -113,14 +113,14 @@ class OpenSubscription(Struct, frozen=True):
         return InvalidUsage(UsageKind.INVALID_SHARE, text, share=self.share)
 
     def happened(self, state: State) -> bool | None:
-        """A later opening may have taken it over."""
+        """Unknown if not: a later opening may have taken it over."""
         record = state.subscriptions.get(key_of(self.name, self.share))
         return True if record is not None and record.owner == self.owner else None
 
 
 class Acknowledge(Struct, frozen=True):
-    """Move positions forward. With `is_strict` a position that is passed already is refused (`CONSUMED`), so
-    that what shares the commit is not written twice; else it is no change."""
+    """Move positions forward. With `is_strict` a position that was passed before is refused (`CONSUMED`), so
+    that other changes in the commit are not written twice; else it is no change."""
 
     acks: tuple[Ack, ...]
     token: str
@@ -134,8 +134,8 @@ class Acknowledge(Struct, frozen=True):
         return commit(state, context, subscriptions=moved) if moved else Keep()
 
     def happened(self, state: State) -> bool | None:
-        """The token proves it. An owner whose position is behind proves the contrary: no other opening has
-        moved it."""
+        """The token proves it. If the owner is the same and its position is before the acknowledged one, it
+        did not happen."""
         records = [(ack, state.subscriptions.get(ack.key)) for ack in self.acks]
         mine = [(ack, record) for ack, record in records if record is not None and record.owner == ack.owner]
         if any(record.token == self.token for _, record in records if record is not None):
@@ -148,7 +148,7 @@ class Acknowledge(Struct, frozen=True):
 def acknowledged(
     state: State, acks: Iterable[Ack], now: float, token: str, *, is_strict: bool
 ) -> dict[str, SubscriptionRecord] | Error:
-    """The records that the acknowledgements change, or why one of them is refused."""
+    """The records that the acknowledgements change, or the refusal of one of them."""
     moved: dict[str, SubscriptionRecord] = {}
     for ack in acks:
         current = moved.get(ack.key) or state.subscriptions.get(ack.key)
@@ -165,7 +165,7 @@ def acknowledged(
 
 
 def refused(ack: Ack, record: SubscriptionRecord | None) -> Error | None:
-    """Why the opening of `ack` may not move the position."""
+    """The refusal of `ack` if its opening may not move the position."""
     if record is None or record.owner != ack.owner:
         return _lost(ack.key, ack.owner, record)
     return _expired(ack.key) if record.expired else None
@@ -179,12 +179,12 @@ def _lost(key: str, owner: str, record: SubscriptionRecord | None) -> OpaqueMism
 
 
 def consumed(key: str) -> InvalidUsage:
-    """The refusal of a position that was passed already."""
+    """The refusal of a position that was passed before."""
     return InvalidUsage(UsageKind.CONSUMED, f"subscription {key!r} has acknowledged this step already")
 
 
 def skipped(key: str) -> InvalidUsage:
-    """The refusal of a position that the acknowledgement of a later step has passed."""
+    """The refusal of a position that a later acknowledgement has passed."""
     text = (
         f"subscription {key!r} has acknowledged a later step: this one counts as done, though nothing shows "
         "that its own commit happened"
@@ -212,7 +212,7 @@ class BeatSubscription(Struct, frozen=True):
 
 
 class LeaveSubscription(Struct, frozen=True):
-    """Acknowledge for the last time, and give up the ownership; nothing if that is lost already."""
+    """Acknowledge for the last time, and give up the ownership; no change if it is lost."""
 
     ack: Ack
     token: str
@@ -229,7 +229,7 @@ class LeaveSubscription(Struct, frozen=True):
 
 
 class DropSubscription(Struct, frozen=True):
-    """End the subscription of that name, all its shares. The result is whether there was one."""
+    """End the subscription of that name with all its shares. The result is whether there was one."""
 
     name: str
 
@@ -246,7 +246,7 @@ class DropSubscription(Struct, frozen=True):
 
 
 def has_expired(record: SubscriptionRecord, now: float) -> bool:
-    """Whether it has given up its position, or will in the next commit."""
+    """Whether it has given up its position, or will do so in the next commit."""
     return record.expired or record.expires_at < now
 
 
@@ -266,8 +266,9 @@ def batches_beyond(state: State, position: Position) -> list[HollowBatch]:
 def _waits_since(
     record: SubscriptionRecord, before: SubscriptionRecord | None, state: State, now: float
 ) -> float | None:
-    """Since when something waits for it, which was `before`. Appends tell that while it stands: a compaction
-    by an earlier version of the library may have made one batch of what it has passed and what is empty."""
+    """The moment since which updates wait for the subscription, whose record was `before`. If its position
+    does not change, the old moment counts: batches may no longer tell, since an earlier version of the
+    library may have merged passed and empty batches."""
     if record.expire_after_s is None:
         return None
     if before is not None and before.expire_after_s is not None and before.position == record.position:
@@ -279,7 +280,8 @@ def _waits_since(
 def with_new_updates(
     state: State, changed: Mapping[str, SubscriptionRecord], now: float
 ) -> dict[str, SubscriptionRecord]:
-    """The changed records after an append of updates: those that may expire have something to wait for."""
+    """The changed records after an append of updates: each subscription that may expire now has some to
+    acknowledge."""
     records = {**state.subscriptions, **changed}
     begin = {
         key: record.replace(waits_since=now)

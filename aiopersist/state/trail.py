@@ -1,8 +1,8 @@
-"""Which blobs versions name, decoded without the rest of the diffs, which costs half of decoding all: for a
-collection by a process that has not followed the versions (`drops.py`), and for the sweep.
+"""Which blobs versions name, for the sweep, and for a collection by a process that has not followed the
+versions (`drops.py`). Only these names are decoded, at half the cost of whole diffs.
 
-A part is *live* at a version if a batch of the state there names it. Keys never come back: a part that was
-named and is not live any more is dropped for good.
+A part is *live* at a version if a batch of the state at that version names it. Keys never come back: a part
+that was named and is no longer live is dropped for good.
 """
 
 from collections.abc import Iterable, Iterator
@@ -79,7 +79,8 @@ class Names(Struct):
 
 
 def decode_names(data: bytes, shard: str) -> Names:
-    """`Corruption` as `decode_version` raises it: what a damaged version does not name would be deleted."""
+    """`Corruption` as `decode_version` raises it: blobs that a damaged version fails to name would be
+    deleted."""
     try:
         names: Names = decoder(Names)(data)
     except (ValueError, RecursionError) as error:
@@ -96,16 +97,16 @@ class Trail:
         """`base` is the state at the first version; `None` where that is version 0."""
         self._live = {} if base is None else {path: keys_of(parts) for path, parts in batches_of(base)}
         self.parts: set[str] = {key for keys in self._live.values() for key in keys}
-        """Every part that was named."""
+        """All parts that were named."""
         self.rollups: dict[int, RollupName] = {}
-        """Every rollup that was named, by its version."""
+        """All rollups that were named, by version."""
         self._base = None if base is None else (base.seqno, base.commit)
         self._last: tuple[int, str | None] = self._base or (-1, None)
 
     def add(self, versions: Iterable[bytes], shard: str) -> None:
-        """Follow the next versions of the shard; the first may be that of the base. `Corruption` for one that
-        does not follow: of another history of the shard, as before it was restored from a backup. What that
-        drops may be there in this one."""
+        """Follow the next versions of the shard; the first may be that of the base. `Corruption` for a
+        version that does not follow: it is of another history of the shard, from before a restore, and parts
+        that it drops may be live in this history."""
         for data in versions:
             names = decode_names(data, shard)
             self._check_follows(names, shard)
@@ -131,7 +132,7 @@ class Trail:
 
     @property
     def dropped(self) -> set[str]:
-        """Parts that were named and are not live."""
+        """The parts that were named and are no longer live."""
         return self.parts.difference(*self._live.values())
 
 

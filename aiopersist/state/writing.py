@@ -40,7 +40,8 @@ class RegisterWriter(Struct, frozen=True):
         return commit(state, context, writers={self.writer: record})
 
     def happened(self, state: State) -> bool | None:
-        """Ids are fresh, so a record proves it; without one the writer may have registered and expired."""
+        """Ids are fresh, so a record proves it. Without a record the writer may have registered and
+        expired."""
         return True if self.writer in state.writers else None
 
 
@@ -57,13 +58,13 @@ class HeartbeatWriter(Struct, frozen=True):
 
 
 class Occupy(Struct, frozen=True):
-    """Take the next version with a heartbeat, or with nothing, so that a statement still on its way to that
-    version can never take it: this settles a cancelled append."""
+    """Take the next version with a heartbeat, or without changes, so that a statement still on its way to
+    that version can never take it. This settles a cancelled append."""
 
     writer: str
 
     def __call__(self, state: State | None, context: Context) -> Commit:
-        if state is not None and state.finalized:  # every version of a tombstone says that it is one
+        if state is not None and state.finalized:  # every version of a tombstone must say that it is one
             return Commit(tombstone_of(state.shard, state.collected and state.seqno + 1))
         if state is None or self.writer not in state.writers:
             return Commit(Changes())
@@ -71,7 +72,7 @@ class Occupy(Struct, frozen=True):
 
 
 class CloseTo(Struct, frozen=True):
-    """Move the upper to `upper`, unless it is there: nothing was written until then."""
+    """Move the upper to `upper`, unless it is there or further: there are no updates before it."""
 
     upper: Antichain
 
@@ -83,7 +84,7 @@ class CloseTo(Struct, frozen=True):
         return commit(state, context, upper=self.upper, **insert(state, batch))
 
     def happened(self, state: State) -> bool:
-        """Whichever command moved the upper: it never goes back."""
+        """The upper never goes back, whichever command moved it."""
         return self.upper <= state.upper
 
 
@@ -112,17 +113,19 @@ class Appended(Struct, frozen=True):
 
     @property
     def time(self) -> int:
-        """A time at which it is in: that of the commit that recorded its id, or the last complete one."""
+        """A time whose contents include the append: that of the commit that recorded its id, or the last
+        complete one."""
         return last_complete(self.upper) if self.done_at is None else self.done_at
 
 
 class NoRoom(Error):
-    """The state would have too many inline bytes: flush some to the blob store, and append again."""
+    """The state would have too many inline bytes. The caller flushes some to the blob store, and appends
+    again."""
 
 
 class PartsExpired(BatchExpired):
-    """The writer under which the append itself uploaded parts is gone: upload them under another writer, and
-    append again."""
+    """The registration of the writer that uploaded the parts is gone. The caller uploads them under another
+    writer, and appends again."""
 
 
 class RepeatedMark(Error):
@@ -132,8 +135,8 @@ class RepeatedMark(Error):
 class AppendHollow(Struct, frozen=True):
     """Append `batch` at its own bounds; without parts it only moves the upper.
 
-    `replica`: the same definite data may come from other writers, too. A truncation drops the updates that
-    the shard has already: the batch enters with the shard's upper as its lower.
+    `replica`: other writers may append the same definite data. Updates that the shard already has are
+    truncated: the batch gets the shard's upper as its lower.
     """
 
     writer: str
@@ -144,17 +147,17 @@ class AppendHollow(Struct, frozen=True):
     replica: bool = False
     staged: tuple[Staged, ...] = ()
     transactions_max: float = inf
-    """How many applications the shard remembers. One more is refused: an application that the shard forgot
-    could append its last number twice."""
+    """The number of applications that the shard may remember. One more is refused: if the shard forgot an
+    application, that could append its last number twice."""
     once: Once = UNMARKED
     ahead_max_s: float = inf
     """How far beyond now the append may move the upper of a shard with a wall clock."""
     is_of_a_table: bool = False
-    """Whether a group commit of tables, or a large put, made it. Then a repeat is refused (`RepeatedMark`),
-    so that what shares the commit is not written either."""
+    """Whether it is of a group commit of tables, or of a large put. Then a repeat is refused
+    (`RepeatedMark`), so that the rest of the commit is not written either."""
     acks: tuple[Ack, ...] = ()
-    """Positions of subscriptions to this shard that move in the same commit. One that is passed already is
-    refused: what the append has was written then."""
+    """Positions of subscriptions to this shard that move in the same commit. A position that was passed
+    before is refused: the append was written with it."""
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
@@ -211,7 +214,7 @@ class Write(Struct, frozen=True):
 
 
 class Marked(Protocol):
-    """What is known again by a transaction number, or by an id of `once=`."""
+    """A command with a transaction number or an id of `once=`, so that a repeat is noticed."""
 
     @property
     def transactions(self) -> Mapping[str, int]: ...
@@ -220,7 +223,7 @@ class Marked(Protocol):
 
 
 def repeat_of(state: State, now: float, call: Marked) -> Appended | None:
-    """The result of a call that was done before, by its number or id; else `None`."""
+    """The result of a call that was done before, according to its number or id; else `None`."""
     if not call.transactions and not call.once.hashes:
         return None
     repeats, done_at = repeated(state, call.transactions), call.once.done_at(state.once, now)
@@ -238,9 +241,9 @@ def time_of_write(upper: Antichain, state: State, context: Context) -> int:
 
 
 def _is_ahead(state: State, now: float, command: AppendHollow | Write) -> InvalidUsage | None:
-    """The refusal to move the upper of a wall clock far beyond now: the times would infect each shard that
-    shares a commit with this one. One time more is no refusal: where the clock was wrong, and the upper is
-    far ahead already, appends go on."""
+    """The refusal to move the upper of a wall clock far beyond now: each shard that shares a commit with this
+    one would get such times. A single step is allowed: if a wrong clock has moved the upper far ahead,
+    appends must still work."""
     if isinstance(command, Write) or command.ahead_max_s == inf:
         return None
     upper, before = int_time(command.batch.upper), int_time(state.upper)
@@ -323,14 +326,15 @@ def repeated(state: State, transactions: Mapping[str, int]) -> frozenset[str]:
 
 
 def token_is_there(state: State, writer: str, token: str) -> bool | None:
-    """Whether the last append of `writer` has this token: the state keeps each writer's last one, and a
-    writer makes one append at a time. `None` for a writer that is gone."""
+    """Whether the last append of `writer` has this token. The state has the last token of each writer, and a
+    writer makes one append at a time. `None` if the writer is no longer registered."""
     record = state.writers.get(writer)
     return None if record is None else record.token == token
 
 
 def truncate(batch: HollowBatch, lower: Antichain) -> HollowBatch:
-    """`batch` from `lower` on. Its parts are marked: they may have updates outside of its bounds."""
+    """`batch` from `lower` on. Its parts are marked, since they may have updates outside of the new
+    bounds."""
     if lower is batch.lower or lower == batch.lower:
         return batch
     parts = tuple(part.replace(truncated=(lower, batch.upper)) for part in batch.parts)
@@ -338,8 +342,8 @@ def truncate(batch: HollowBatch, lower: Antichain) -> HollowBatch:
 
 
 def insert(state: State, batch: HollowBatch) -> dict[str, Any]:
-    """The changes that put `batch` at the end of the trace. Neighbouring empty batches become one, so an
-    upper that advances a million times without updates costs one batch."""
+    """The changes that put `batch` at the end of the trace. Neighbouring empty batches become one, so a
+    million moves of the upper without updates cost one batch."""
     if batch.lower == batch.upper:
         return {}
     if state.batches and not batch.parts:
