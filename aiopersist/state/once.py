@@ -28,7 +28,7 @@ def hash_of(once: str) -> str:
     return hashlib.sha256(once.encode()).hexdigest()[:32]
 
 
-class _Record(NamedTuple):
+class _OnceRecord(NamedTuple):
     id: bytes
     number: int
     time: int
@@ -78,7 +78,7 @@ class OnceIds:
                 begin = end
         return type(self)(buckets, self.ever)
 
-    def _find(self, hashed: bytes) -> _Record | None:
+    def _find(self, hashed: bytes) -> _OnceRecord | None:
         """The newest record of that hash."""
         bucket = self._buckets.get(hashed[0], b"")
         start = bucket.rfind(hashed)
@@ -86,7 +86,7 @@ class OnceIds:
             start = bucket.rfind(hashed, 0, start + len(hashed) - 1)
         if start < 0 or start % _RECORD.size:
             return None
-        return _Record(*_RECORD.unpack_from(bucket, start))
+        return _OnceRecord(*_RECORD.unpack_from(bucket, start))
 
     def __len__(self) -> int:
         """The number of records, including some forgotten ids."""
@@ -166,7 +166,7 @@ def _without_old(bucket: bytes, number: int, oldest: float) -> bytes:
     """`bucket` without the records at its front up to `number`, or from before `oldest`."""
     start = 0
     while start < len(bucket):
-        record = _Record(*_RECORD.unpack_from(bucket, start))
+        record = _OnceRecord(*_RECORD.unpack_from(bucket, start))
         if record.number > number and record.at >= oldest:
             break
         start += _RECORD.size
