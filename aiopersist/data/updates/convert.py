@@ -1,13 +1,12 @@
 """The updates of a user as one table in the columns of the schema; or `InvalidUpdate`.
 
-There are two ways in. Rows (an iterable of tuples) are turned into columns in bulk and encoded by the
-schema's codecs. Arrow data (tables, batches, readers, all objects that export a C stream or array) is checked
-to be sound (`valid.py`) and cast. Both give a table with exactly the schema's columns. Types, nulls, times
-(range and length) and diffs (64 bits) are checked here; no later code checks values.
+Rows (an iterable of tuples) are turned into columns in bulk and encoded by the schema's codecs. Arrow data
+(tables, batches, readers, all objects that export a C stream or array) is checked to be sound (`valid.py`)
+and cast. Both give a table with exactly the schema's columns. Types, nulls, times (range and length) and
+diffs (64 bits) are checked here; no later code checks values.
 
 The table has memory of its own. Arrow data may be a view of memory that its owner fills again, for example a
-numpy array. Rows that wait in a buffer, or that are sorted, measured and encoded in steps, must stay the
-same.
+numpy array; rows must stay the same while they wait, and are sorted and encoded.
 """
 
 from __future__ import annotations
@@ -193,8 +192,7 @@ def _together(batches: Iterable[Any]) -> Iterator[pa.Table]:
 
 
 def _no_rows(table: pa.Table) -> Any:
-    """A batch without rows, so that its types are checked, too; the table itself if Arrow cannot make such a
-    batch."""
+    """A batch without rows, so that types are checked; the table itself if Arrow cannot make such a batch."""
     try:
         return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in table.schema], schema=table.schema)
     except pa.ArrowException:
@@ -272,8 +270,7 @@ def _encode(name: str, values: Sequence[Any], schema: Schema[Any, Any, Any]) -> 
 
 
 def _column(values: Sequence[Any], field: Field) -> pa.Array | pa.ChunkedArray:
-    """The column of the values. If structs or lists have too much text for one array, it is made in
-    halves."""
+    """The column of the values; in halves if structs or lists have too much text for one array."""
     try:
         return field.encode(values)
     except TooMuchText as e:
