@@ -20,7 +20,12 @@ import aiopersist as ap
 from aiopersist.stash import TypedCollection
 
 FOR_EVER_S = 3_000_000_000.0  # a lease that outlives the library
-SETTINGS = ap.Settings(inline_writes_single_max_bytes=1024, txn_retention_s=FOR_EVER_S, writer_lease_s=60.0)
+SETTINGS = ap.Settings(
+    inline_writes_single_max_bytes=1024,
+    txn_retention_s=FOR_EVER_S,
+    once_keep_s=FOR_EVER_S,
+    writer_lease_s=60.0,
+)
 PRICES = ap.Schema(key=str, val=int)
 INLINE = [("tea", 3), ("milk", 1)]
 BLOB = [(f"item {n:04}", n) for n in range(300)]
@@ -139,7 +144,26 @@ async def stash(client: ap.Client) -> dict[str, Any]:
     return {"users": {"1": "ann", "2": "bert"}, "prices": [("milk", 1, 1)], "upper": 1}
 
 
-WRITES = (prices, people, moments, readings, ends, orders, stash)
+async def stock(client: ap.Client) -> dict[str, Any]:
+    """Tables on a wall clock: a transaction, ids of `once=`, parts in blobs, a subscription's position."""
+    table, log = client.table("stock", key=str, val=int), client.table("log", key=int, val=str)
+    await table.put_many(BLOB)
+    first = await table.put("tea", 3, once="first tea")
+    before = await table.put("tea", 4)
+    async with table.subscription(name="audit", start="now") as subscription:
+        await table.put("milk", 1)
+        step = await anext(subscription)
+        await subscription.ack(step, durable=True)
+
+        async def sell(tx: ap.Transaction) -> None:
+            tx.put(table, "tea", (await tx.get(table, "tea") or 0) - 1)
+            tx.put(log, 1, "sold tea")
+
+        await client.transact(sell, once="sale 1")
+    return {"first": first, "before": before, "tea": 3, "log": "sold tea", "entries": len(BLOB) + 2}
+
+
+WRITES = (prices, people, moments, readings, ends, orders, stash, stock)
 
 
 async def main(folder: Path) -> None:
