@@ -53,7 +53,8 @@ def _untrimmable(value: Any) -> Any:
 
 class Settings(BaseModel, frozen=True, extra="forbid"):
     """The limits of a client. Names in `_s` are seconds, a century at most; names in `_bytes` are bytes. Zero
-    means none or never."""
+    means none or never. The last nine are deprecated since 0.2:
+    nobody can choose them better than their defaults, so they become constants."""
 
     # Stores
     open_timeout_s: Seconds = 30.0
@@ -84,9 +85,6 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     """Within this time an acknowledgement of a subscription is durable: many share one commit."""
     txn_retention_s: Seconds = 90 * 24 * 3600.0
     """How long a shard remembers the last transaction number of an application."""
-    txn_ids_max: PositiveInt = 1_000_000
-    """Applications that a shard remembers: bounds its state, which is in memory. One more is refused."""
-
     once_keep_s: Seconds = 24 * 3600.0
     """How long a shard remembers an id of `once=`, unless 100,000 newer ones come before. The same for all
     clients of a location: each forgets by its own."""
@@ -94,14 +92,9 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     """How far beyond now an append may move the upper of a shard with a wall clock: its times reach every
     table that shares a commit with it. Also the greatest step of the clock of a bucket that is believed,
     unless the clock of this machine says the same."""
-
     tombstone_retention_s: Seconds = 30 * 24 * 3600.0
     """How long the tombstone of a dropped shard, and its freed name, stay at least: longer than a process
     that was about to create the shard can stand still, or its statement can be on its way."""
-
-    # State
-    rollup_every: PositiveInt = 128
-    """Versions between two rollups of a shard: bounds the reads of an opening."""
 
     # Parts
     blob_target_size: NonNegativeInt = 128 * MIB
@@ -116,27 +109,12 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     """Goodbytes below which a part is inline: one synced record instead of a file and a record."""
     inline_writes_total_max_bytes: NonNegativeInt = MIB
     """Bytes of inline parts per shard: bounds the state."""
-    stats_collection_enabled: bool = True
-    """Whether parts carry the least and greatest value of each column."""
     stats_budget_bytes: NonNegativeInt = 1024
     """Bytes of statistics per part in the state."""
     stats_untrimmable_columns: Annotated[UntrimmableColumns, BeforeValidator(_untrimmable)] = Field(
         default_factory=UntrimmableColumns
     )
     """Columns whose statistics stay beyond the budget."""
-
-    # Indexed
-    indexed_inline_total_max_bytes: NonNegativeInt = 8 * MIB
-    """Bytes of inline parts per `Indexed`: bounds its state, which serves many streams."""
-    indexed_step_s: Seconds = 1.0
-    """The least time between two steps of an `Indexed`'s background task, while anything changes."""
-    listen_queue_max: PositiveInt = 1024
-    """Commits that a listener of a stream may lag behind: bounds the events that are kept for it."""
-
-    # Stash
-    stash_idle_in_transaction_s: Seconds = 10.0
-    """After this long the server ends a transaction whose client is gone: bounds how long a take-over
-    waits."""
 
     # Reading
     fetch_max_outstanding_parts: PositiveInt = 8
@@ -157,6 +135,23 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     compaction_inputs_min: PositiveInt = 8
     """Batches, or runs, that are worth a compaction while appends come, where four to sixteen that lie in the
     state, by their size, count as one; `2`: any two. An idle shard is compacted as far as its spine says."""
+
+    # Deprecated since 0.2; each still works
+    txn_ids_max: PositiveInt = 1_000_000
+    """Applications that a shard remembers: bounds its state, which is in memory. One more is refused."""
+    rollup_every: PositiveInt = 128
+    """Versions between two rollups of a shard: bounds the reads of an opening."""
+    stats_collection_enabled: bool = True
+    """Whether parts carry the least and greatest value of each column."""
+    indexed_inline_total_max_bytes: NonNegativeInt = 8 * MIB
+    """Bytes of inline parts per `Indexed`: bounds its state, which serves many streams."""
+    indexed_step_s: Seconds = 1.0
+    """The least time between two steps of an `Indexed`'s background task, while anything changes."""
+    listen_queue_max: PositiveInt = 1024
+    """Commits that a listener of a stream may lag behind: bounds the events that are kept for it."""
+    stash_idle_in_transaction_s: Seconds = 10.0
+    """After this long the server ends a transaction whose client is gone: bounds how long a take-over
+    waits."""
     compaction_idle_s: Seconds = 10.0
     """How often idle shards are looked at."""
     compactions_max: PositiveInt = 2
