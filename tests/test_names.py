@@ -49,7 +49,7 @@ VAGUE = frozenset(
 # Packages whose names are still to be put right.
 UNTIDY = frozenset(
     {"__init__.py", "backup", "base", "cli", "client", "compact", "demo", "erase", "fastapi", "gc"}
-    | {"indexed", "maintenance", "measure", "parts", "read", "shard", "spark", "stash", "storage"}
+    | {"indexed", "maintenance", "measure", "parts", "read", "spark", "stash", "storage"}
     | {"subscription", "table", "testing", "web"}
 )
 

@@ -25,7 +25,7 @@ class Supervisor:
     def __init__(
         self, runtime: Runtime = SYSTEM, label_of: Callable[[str], str | None] = lambda shard_id: None
     ) -> None:
-        self.apart: Callable[[], Context | None] = lambda: None  # the context of background work
+        self.background_context: Callable[[], Context | None] = lambda: None  # the context of background work
         self.failures = Failures(runtime, label_of)
         """The failures of the background work, also of loops that go on after a failure."""
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -52,7 +52,7 @@ class Supervisor:
 
     def background(self, work: Job, name: str) -> asyncio.Task[Any]:
         """Run `work`, which nothing awaits: its failure is logged and counted, and closing cancels it."""
-        task = asyncio.create_task(work, name=name, context=self.apart())
+        task = asyncio.create_task(work, name=name, context=self.background_context())
         self._loops.add(task)
         task.add_done_callback(self._loop_done)
         if self._ending:

@@ -91,7 +91,7 @@ class OtelTracing(Tracing):
         finally:
             contexts.detach(token)
 
-    def apart(self) -> Context:
+    def background_context(self) -> Context:
         context = copy_context()
         context.run(contexts.attach, contexts.Context())
         return context

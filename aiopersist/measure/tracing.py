@@ -4,8 +4,8 @@ This is the door, and the form that does nothing: without a tracer provider of O
 imported or created, and each call here costs a tenth of a microsecond.
 
 Work that is done together for several callers, such as a group of writes, continues the trace of the first
-and links the others (`origin`, `group`). Background work begins a trace of its own (`apart`): it outlives the
-call that caused it.
+and links the others (`origin`, `group`). Background work begins a trace of its own (`background_context`): it
+outlives the call that caused it.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
@@ -47,7 +47,7 @@ class Tracing:
         """Surrounds what is done together for those callers."""
         return _NOTHING
 
-    def apart(self) -> Context | None:
+    def background_context(self) -> Context | None:
         """A context for a task that is no part of the present trace; `None`: the present one does."""
         return None
 

@@ -1,4 +1,4 @@
-"""One attempt to write a version, and the slot where a handle keeps it until its outcome is known."""
+"""One attempt to write a version, and the slot of a handle that keeps it until its outcome is known."""
 
 import asyncio
 from typing import Any
@@ -15,11 +15,11 @@ from aiopersist.state.seal import sealed
 
 
 class Unknowable(Indeterminate):
-    """Whether the version was written is decided, but every proof of the outcome is gone."""
+    """The outcome is decided, but every proof of it is gone."""
 
 
 class Slot:
-    """Where a handle keeps the one attempt whose outcome it does not know yet."""
+    """The place of the one attempt whose outcome the handle does not know yet."""
 
     __slots__ = ("pending",)
 
@@ -33,8 +33,8 @@ class Slot:
 
 
 class Attempt(Struct, eq=False):
-    """A command for a shard, for the handle of the slot, and the version that was last made of it: one
-    compare-and-set of version `expected + 1`."""
+    """A command for a shard, by the handle of the slot, and the version last made of it: one compare-and-set
+    of version `expected + 1`."""
 
     register: Register
     command: Command
@@ -44,18 +44,18 @@ class Attempt(Struct, eq=False):
     error: Error | None = None
     """The refusal of the command."""
     diff: Diff | None = None
-    """The version that it needs; `None`: none."""
+    """The version to write; `None` if none is needed."""
     data: bytes = b""
-    """The same as bytes, as they are sent."""
+    """The bytes of the version, as they are sent."""
     commit: str = ""
     after: State | None = None
-    """The state that the version makes."""
+    """The state after the version."""
     result: Any = None
     """The result of the command if the attempt happened."""
     statement: asyncio.Task[bool] | None = None
-    """The last sending, of all shards of a commit together, where it has a task of its own."""
+    """The task of the last sending, if it has one. All shards of a commit share it."""
     sent: int = 0
-    """How often it was sent: the answer to a second sending says nothing about the first."""
+    """How often it was sent. The answer to a second sending tells nothing about the first."""
     happened: bool | None = None
     """Known once the attempt was settled."""
 
@@ -64,8 +64,8 @@ class Attempt(Struct, eq=False):
         return 0 if self.expected is None else self.expected + 1
 
     def plan(self, now: float) -> bool:
-        """Run the command on the newest state that is known, and make the bytes of the version that it needs,
-        if any; whether it is refused."""
+        """Run the command on the newest known state, and encode the version that it needs, if any. Returns
+        whether it is refused."""
         register = self.register
         self.before = state = register.state
         self.expected = None if state is None else state.seqno
@@ -81,14 +81,14 @@ class Attempt(Struct, eq=False):
         return self.error is not None
 
     def refusal(self) -> Error:
-        """The refusal of the command, which names the shard."""
+        """The refusal of the command, with the label of the shard."""
         error = self.error
         assert error is not None
         error.shard_id, error.label = self.register.shard, self.register.label_of()
         return error
 
     def take(self, diff: Diff) -> None:
-        """The bytes of the version read as `diff`: make the state of that, as each process does that reads
-        them."""
+        """Make the next state from `diff`, which was read from the bytes of the version, as all readers
+        do."""
         self.commit, self.after, self.sent, self.statement = diff.commit, apply(diff, self.before), 0, None
         check_version(diff, self.before, self.after)

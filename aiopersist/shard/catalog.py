@@ -1,7 +1,7 @@
-"""Names of shards: keys of the consensus store. Each names a shard id, or, once freed, nothing.
+"""Names of shards: keys of the consensus store. Each has a shard id, or, once freed, no id.
 
-A name is created by compare-and-set, so two first users get the same shard. A lost answer
-needs no settling here: the name is read again, and the answer is the truth for all.
+A name is created by compare-and-set, so two first users get the same shard. After a lost answer the name is
+read again: all processes see the same id.
 """
 
 import json
@@ -21,7 +21,7 @@ from aiopersist.storage.consensus import Versioned, sliced
 from aiopersist.storage.stall import StallLog
 
 NAME_BYTES_MAX = 512
-HEADS_AT_ONCE = 256  # names, whose heads are in memory
+HEADS_AT_ONCE = 256  # names; their heads are in memory
 
 _UUID4 = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 
@@ -33,7 +33,7 @@ class ShardId(str):
     kind: ClassVar[str] = "shard"
     letter: ClassVar[str] = "s"
     names: ClassVar[str] = "name/"
-    """The prefix of the keys that the names have in the consensus store."""
+    """The prefix of the keys of names in the consensus store."""
 
     def __new__(cls, text: str) -> Self:
         if not isinstance(text, str) or not cls.is_id(text):
@@ -53,7 +53,7 @@ class ShardId(str):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The id that `text` is; `InvalidUsage` of kind `INVALID_NAME` for anything else."""
+        """`text` as an id; `InvalidUsage` of kind `INVALID_NAME` if it is none."""
         return cls(text)
 
     @property
@@ -65,7 +65,7 @@ class ShardId(str):
 
 
 class IndexedId(ShardId):
-    """The id of an `Indexed`: `i` and a random UUID. Its names are apart from those of shards."""
+    """The id of an `Indexed`: `i` and a random UUID. An `Indexed` and a shard may have the same name."""
 
     __slots__ = ()
     kind = "Indexed"
@@ -74,7 +74,7 @@ class IndexedId(ShardId):
 
 
 class RecordId(ShardId):
-    """The id of a shard that the library itself keeps. Its names are apart from those of users."""
+    """The id of an internal shard of the library. Its names do not clash with those of users."""
 
     __slots__ = ()
     kind = "record"
@@ -85,12 +85,12 @@ Id = TypeVar("Id", bound=ShardId)
 
 
 def id_of(text: str) -> ShardId:
-    """The id that `text` is, of a shard or of an `Indexed`."""
+    """`text` as the id of a shard or of an `Indexed`."""
     return IndexedId(text) if text.startswith(IndexedId.letter) else ShardId(text)
 
 
 async def resolve(stack: Stack, name: str) -> ShardId:
-    """The shard that `name` names; `UnknownShard`. An id names itself. One request for a name."""
+    """The shard with the name or id `name`; `UnknownShard`. One request for a name."""
     shard = await find(stack, name, ShardId)
     if shard is None:
         is_other = IndexedId.is_id(name) or await find(stack, name, IndexedId) is not None
@@ -100,23 +100,23 @@ async def resolve(stack: Stack, name: str) -> ShardId:
 
 
 async def resolve_any(stack: Stack, name: str) -> ShardId:
-    """The shard that `name` names, or else the `Indexed`; `UnknownShard`. An id names itself. One request for
-    the name of a shard, two for that of an `Indexed`."""
-    found: ShardId | None = await find(stack, name, ShardId)
-    if found is None:
-        found = IndexedId(name) if IndexedId.is_id(name) else await find(stack, name, IndexedId)
-    if found is None:
+    """The shard, or else the `Indexed`, with the name or id `name`; `UnknownShard`. One request for the name
+    of a shard, two for that of an `Indexed`."""
+    shard: ShardId | None = await find(stack, name, ShardId)
+    if shard is None:
+        shard = IndexedId(name) if IndexedId.is_id(name) else await find(stack, name, IndexedId)
+    if shard is None:
         raise UnknownShard(f"there is no shard, table or Indexed named {name!r}")
-    return found
+    return shard
 
 
 async def find(stack: Stack, name: str, kind: type[Id]) -> Id | None:
-    """The shard or `Indexed` that `name` names, if any."""
+    """The shard or `Indexed` with that name, if there is one."""
     return (await _read(stack, name, kind))[0]
 
 
 async def resolve_or_create(stack: Stack, name: str, kind: type[Id]) -> Id:
-    """The id that `name` names; a free name names a fresh id from now on. Two requests for a new name."""
+    """The id of `name`; a free name gets a fresh id. Two requests for a new name."""
     fresh = kind.new(stack.runtime)
     stall = stack.stall_log(lambda: f"the creation of {kind.kind} {name!r}")
     for pause in _pauses(stack.runtime):
@@ -130,34 +130,35 @@ async def resolve_or_create(stack: Stack, name: str, kind: type[Id]) -> Id:
 
 
 async def free(stack: Stack, name: str, shard: ShardId) -> None:
-    """Make `name` name nothing, unless it names another shard by now."""
+    """Free `name`, unless it has another shard by now."""
     stall = stack.stall_log(lambda: f"the drop of shard {name!r}")
     for pause in _pauses(stack.runtime):
         if pause:
             await stack.runtime.sleep(pause)
-        found, seqno = await _read(stack, name, ShardId)
-        if found != shard or found == name:
+        current, seqno = await _read(stack, name, ShardId)
+        if current != shard or current == name:
             return
         await _write(stack, name, ShardId, seqno, None, stall)
 
 
 def _pauses(runtime: Runtime) -> Iterator[float]:
-    """The pauses before each read. The second read follows the first write at once, to see its effect."""
+    """The pauses before each read. The second read follows the first write without a pause, to see its
+    effect."""
     return chain(repeat(0.0, 2), runtime.delays())
 
 
 async def names(stack: Stack, kind: type[Id]) -> dict[str, Id]:
-    """All names of that kind in use. A name whose creator stopped before it made the shard names nothing
-    yet. Three requests, and one more for every few hundred names; in a bucket one more."""
-    from aiopersist.shard.resting import read_resting  # who opens one shard needs it not
+    """All names of that kind in use. A name without a shard is left out: its creator stopped too early. Three
+    requests, and one more for every few hundred names; in a bucket one more."""
+    from aiopersist.shard.resting import read_resting  # imported late: opening a shard does not need it
 
     resting = await read_resting(stack)
     keys = await stack.consensus.list_keys(kind.names)
     heads = await stack.consensus.heads({key: resting.get(key) for key in keys})
-    found = ((_name(key, kind), head) for key, head in heads.items() if head is not None)
-    ids = {name: shard for name, head in sorted(found) if (shard := named(name, head, kind)) is not None}
-    made = set(await stack.consensus.list_keys(PREFIXES[kind.letter])) if ids else set()
-    return {name: shard for name, shard in ids.items() if consensus_key(shard) in made}
+    by_name = sorted((_name(key, kind), head) for key, head in heads.items() if head is not None)
+    ids = {name: shard for name, head in by_name if (shard := named(name, head, kind)) is not None}
+    existing = set(await stack.consensus.list_keys(PREFIXES[kind.letter])) if ids else set()
+    return {name: shard for name, shard in ids.items() if consensus_key(shard) in existing}
 
 
 class KnownNames(Generic[Id]):
@@ -168,24 +169,24 @@ class KnownNames(Generic[Id]):
         self._seqnos: dict[str, int] = {}
         self._resting: dict[str, int] | None = None
         self.ids: dict[str, Id] = {}
-        """By name."""
+        """The ids by name."""
 
     async def look(self, stack: Stack) -> bool:
-        """Bring it up to date; whether anything changed. One request for the keys, and one for every few
+        """Update the names; returns whether any changed. One request for the keys, and one for every few
         hundred of them."""
         if self._resting is None:
             from aiopersist.shard.resting import read_resting
 
             self._resting = await read_resting(stack)
         keys = await stack.consensus.list_keys(self._kind.names)
-        gone = self._seqnos.keys() - set(keys)
-        for key in gone:
+        freed = self._seqnos.keys() - set(keys)
+        for key in freed:
             del self._seqnos[key]
             self.ids.pop(_name(key, self._kind), None)
-        changed = bool(gone)
-        known = {key: self._seqnos.get(key, self._resting.get(key)) for key in keys}
-        for some in sliced(known, HEADS_AT_ONCE):
-            for key, head in (await stack.consensus.heads(some)).items():
+        changed = bool(freed)
+        seqnos = {key: self._seqnos.get(key, self._resting.get(key)) for key in keys}
+        for part in sliced(seqnos, HEADS_AT_ONCE):
+            for key, head in (await stack.consensus.heads(part)).items():
                 changed = True
                 self._take(key, head)
         return changed
@@ -202,29 +203,29 @@ class KnownNames(Generic[Id]):
 
 
 class Naming(NamedTuple):
-    """The id that a name names, and the version that says so."""
+    """The id of a name, and the version of the name."""
 
     seqno: int
     shard: str
 
 
-async def forget_names(stack: Stack, seen: dict[str, Naming], resting: dict[str, int]) -> None:
+async def forget_names(stack: Stack, in_use: dict[str, Naming], resting: dict[str, int]) -> None:
     """Remove the names that were freed more than `settings.tombstone_retention_s` ago, or note them in
-    `resting` if the store keeps all keys. Names in use are kept in `seen`, and are not read again until they
-    move. Two requests, one more for every few hundred names, and one for each name that is removed."""
+    `resting` if the store keeps all keys. Notes names in use in `in_use`; they are read again only after a
+    change. Two requests, one more for every few hundred names, and one for each removed name."""
     keys = await stack.consensus.list_keys(ShardId.names)
-    known = {key: seen[key].seqno if key in seen else resting.get(key) for key in keys}
-    heads = await stack.consensus.heads(known)
+    seqnos = {key: in_use[key].seqno if key in in_use else resting.get(key) for key in keys}
+    heads = await stack.consensus.heads(seqnos)
     oldest = await stack.consensus.now() - stack.settings.tombstone_retention_s
-    for key in {*seen} - {*keys}:
-        del seen[key]
+    for key in {*in_use} - {*keys}:
+        del in_use[key]
     for key, head in heads.items():
-        seen.pop(key, None)
+        in_use.pop(key, None)
         if head is None:
             continue
         shard = named(_name(key, ShardId), head, ShardId)
         if shard is not None:
-            seen[key] = Naming(head.seqno, shard)
+            in_use[key] = Naming(head.seqno, shard)
         elif stack.consensus.keeps_keys:
             resting[key] = head.seqno
         else:
@@ -233,11 +234,11 @@ async def forget_names(stack: Stack, seen: dict[str, Naming], resting: dict[str,
 
 async def _forget_name(stack: Stack, key: str, head: Versioned, oldest: float) -> None:
     freed_at = json.loads(head.data).get("at")
-    if freed_at is None:  # an earlier version of the library freed it without a time: free it again, with one
+    if freed_at is None:  # an earlier version of the library freed it without a time: free it again
         name = _name(key, ShardId)
         stall = stack.stall_log(lambda: f"a look at the name {name!r}")
         await _write(stack, name, ShardId, head.seqno, None, stall)
-    elif isinstance(freed_at, int | float) and freed_at < oldest:  # else it is damaged, and stays
+    elif isinstance(freed_at, int | float) and freed_at < oldest:  # else it is damaged, and is not removed
         await stack.consensus.remove(key, head)
 
 
@@ -251,8 +252,8 @@ async def _read(stack: Stack, name: str, kind: type[Id]) -> tuple[Id | None, int
 
 
 def named(name: str, head: Versioned, kind: type[Id]) -> Id | None:
-    """The id in this version of the name; `Corruption` for what is none, and for bytes that are damaged, of
-    another name or of another version."""
+    """The id in this version of the name; `Corruption` for bytes that have none, are damaged, or are of
+    another name or version."""
     try:
         value: dict[str, Any] = json.loads(head.data)
         shard = kind(value["shard"]) if value["shard"] else None
@@ -293,7 +294,7 @@ def _name(key: str, kind: type[ShardId]) -> str:
 
 
 def check_name(name: object) -> str:
-    """`name` itself if it may name a shard; else `InvalidUsage` of kind `INVALID_NAME`."""
+    """`name` itself if it is a valid name; else `InvalidUsage` of kind `INVALID_NAME`."""
     if isinstance(name, str) and is_text(name) and len(name.encode()) <= NAME_BYTES_MAX:
         return name
     raise InvalidUsage(

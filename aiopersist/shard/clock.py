@@ -1,12 +1,12 @@
-"""The consensus store's clock, as one client knows it: the same clock for every process.
+"""The consensus store's clock, which is the same for all processes, as one client knows it.
 
-Shards with a wall clock take their times from it. A client's commits to them come at rising times, whatever
-the clock does: each is beyond every commit time that the client has seen.
+Shards with a wall clock take their times from it. The commit times of a client always rise, whatever the
+clock does: each is beyond all commit times that the client has seen.
 
-A *measurement* asks the store, and says how far it may be off: by half of the time that the answer took, and
-by what the store's own clock may be wrong. Between two of them the store's other answers, where they tell its
-clock, are taken without a known error, so `read` adds what lies between the latest answer and the
-measurement. So a clock that was set shows as an error, until the next measurement.
+A *measurement* asks the store for its clock. Its error is at most half of the time of the answer, plus the
+error of the store's own clock. Between two measurements other answers of the store may tell its clock, with
+an unknown error; `read` adds the difference between the latest answer and the measurement to the error. So
+after somebody sets the clock, the error is large until the next measurement.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from aiopersist.base.frontier import Antichain
 from aiopersist.base.runtime import Runtime
 from aiopersist.storage.consensus import Consensus
 
-RENEW_S = 60.0  # between two measurements: within it clocks drift by milliseconds
-DRIFT = 1e-4  # seconds by which two clocks part in a second: quartz is ten times better
+RENEW_S = 60.0  # seconds between two measurements: clocks drift by milliseconds meanwhile
+DRIFT = 1e-4  # drift of two clocks, in seconds per second: quartz is ten times better
 
 
 class StoreClock:
-    """See the header. Offsets are what the store's clock is ahead of the local monotonic clock."""
+    """See the header. Offsets are the store's clock minus the local monotonic clock."""
 
     def __init__(self, consensus: Consensus, runtime: Runtime) -> None:
         self._consensus = consensus
@@ -33,7 +33,7 @@ class StoreClock:
         """The first time beyond each commit time on a wall clock that this client has seen."""
 
     async def now(self) -> float:
-        """The moment, as the store's latest answer tells it. No request, unless a measurement is due."""
+        """The moment, by the store's latest answer. No request, unless a measurement is due."""
         moment = self._runtime.monotonic()
         if self._measured_at is None or moment - self._measured_at > RENEW_S:
             await self.renew()
@@ -47,7 +47,7 @@ class StoreClock:
         return self._measured_at is None or self._runtime.monotonic() - self._measured_at > RENEW_S
 
     async def renew(self) -> None:
-        """Measure, if that is due: one request for all who ask meanwhile."""
+        """Measure, if that is due. Concurrent callers share one request."""
         if self.is_due:
             async with self._renewing:
                 if self.is_due:
@@ -63,14 +63,14 @@ class StoreClock:
         self._offset = self._measured_offset = now - ended + answer_s / 2
 
     def read(self) -> tuple[float, float]:
-        """The moment, and by how much it may be wrong, both in seconds."""
+        """The moment, and its error, both in seconds."""
         moment = self._runtime.monotonic()
         age = 0.0 if self._measured_at is None else moment - self._measured_at
         apart = abs(self._offset - self._measured_offset)
         return self._offset + moment, self._error_s + DRIFT * age + apart
 
     def saw(self, upper: Antichain) -> None:
-        """Learn of the upper of a shard with a wall clock."""
+        """Note the upper of a shard with a wall clock."""
         time = upper.elements[0] if upper.elements else 0
         if type(time) is int and time > self.seen:
             self.seen = time

@@ -1,27 +1,27 @@
-"""The one loop that makes commands durable: for one shard, or for several at one moment.
+"""The only loop that makes commands durable, for one shard, or for several at one moment.
 
-1. Run each command on the newest state that is known. It says what it changes, or it refuses.
-2. Read the bytes of the diffs, and make the next states of what they say, as each process does that reads
-   them: so nothing is known here alone, and no version is sent that no process can read.
+1. Run each command on the newest known state. It returns its changes, or a refusal.
+2. Encode the diffs, decode them again, and make the next states from the decoded diffs, as all other
+   processes do. So every version that is sent can be read, and all processes have the same state.
 3. Write the diffs by compare-and-set, all of them or none. This module is the only caller of
    `Consensus.compare_and_set` for shards.
 4. On a mismatch, and before a refusal is raised, read the newer versions and begin again.
 
-Once the compare-and-set has won, nothing that follows counts as its failure: `Register.committed` notifies
-the listeners and keeps the errors that they raise.
+After the compare-and-set has won, later errors do not count as its failure: `Register.committed` notifies the
+listeners and keeps the errors that they raise.
 
-**Outcomes.** An attempt writes version `e + 1`, with a commit id of its own. The statement runs in
-a task of the client: when the caller is cancelled it stops waiting, and the statement goes on. Where the
-answer is lost, the attempt is *settled* before its slot does anything else:
+**Outcomes.** An attempt writes version `e + 1`, with a commit id of its own. The statement runs in a task of
+the client: a cancelled caller stops waiting, and the statement continues. If the answer is lost, the attempt
+is *settled* before its slot does anything else:
 - Version `e + 1` exists: its commit id says whether it is ours.
-- It is vacant: nothing is known, since the statement may still be on its way. So the same bytes are sent
-  again, to the same version, until the version exists. After a cancellation no caller wants the attempt any
-  more: then a heartbeat (`Occupy`) takes the version, which decides the attempt as well.
-- It was truncated: the state tells, if the command leaves a proof there (`happened`).
+- Version `e + 1` does not exist: the statement may still be on its way. So the same bytes are sent again, to
+  the same version, until the version exists. After a cancellation no caller wants the attempt; then a
+  heartbeat (`Occupy`) takes the version, which also decides the attempt.
+- It was truncated: the state may have a proof of the command (`happened`).
 
-**Several shards.** Their statement needs every head to be the expected one, so any one of the versions
-decides for all: if it is ours, all are; if it is another's, none is and none ever will be. So each handle can
-settle its own shard by itself, and all reach the same answer."""
+**Several shards.** Their statement requires that every head is the expected one, so any one of the versions
+decides for all: if one is ours, all are; if one is of another client, none is ours and none ever will be. So
+each handle can settle its own shard, and all reach the same answer."""
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Sequence
@@ -38,25 +38,23 @@ from aiopersist.state.command import Command
 from aiopersist.state.diff import decode_commit, read_back
 from aiopersist.storage.consensus import Entry
 
-ANSWER_S = 1.0  # settling waits so long for the statement's own answer, then it looks at the store
+ANSWER_S = 1.0  # settling waits so long for the answer of the statement; then it looks at the store
 
 
 async def commit(register: Register, command: Command, slot: Slot | None = None) -> Any:
-    """Apply `command` and return its result, or raise its refusal. `Indeterminate` only if the store
-    fails for longer than it is retried, or the version and every proof of it are gone. Then, and
-    after a cancellation, the attempt stays in `slot` until `settle`; a caller that passes no slot never
-    settles."""
+    """Apply `command` and return its result, or raise its refusal. `Indeterminate` if the store fails for
+    longer than it is retried, or if the version and every proof of it are gone. Then, and after a
+    cancellation, the attempt stays in `slot` until `settle`; a caller without a slot never settles."""
     return (await commit_all([Attempt(register, command, slot or Slot())]))[0]
 
 
-async def commit_all(attempts: Sequence[Attempt], *, apart: bool = True) -> list[Any]:
+async def commit_all(attempts: Sequence[Attempt], *, own_task: bool = True) -> list[Any]:
     """`commit` for different shards of one client: all commands become versions at one moment, or none does.
-    The results are in the order of `attempts`; a refusal names its shard. `apart`: the caller may be
-    cancelled, so statements go in tasks of their own; tasks of the client that outlive their callers need
-    none."""
+    The results are in the order of `attempts`; a refusal names its shard. `own_task`: statements run in tasks
+    of their own, since the caller may be cancelled. Tasks of the client do not need that."""
     registers = [attempt.register for attempt in attempts]
     if len(registers) > 1:
-        registers.sort(key=lambda register: register.shard)  # the same for all: no deadlock
+        registers.sort(key=lambda register: register.shard)  # the same order for all callers: no deadlock
     metrics, fresh = registers[0].stack.metrics, False
     began = metrics.now()
     while True:
@@ -69,7 +67,7 @@ async def commit_all(attempts: Sequence[Attempt], *, apart: bool = True) -> list
                 if await register.take_turn():
                     turns.append(register)  # noqa: PERF401  # a cancelled wait releases those taken
             writing = await _planned(attempts, registers, final=fresh)
-            if writing is not None and (not writing or await _write(writing, apart=apart)):
+            if writing is not None and (not writing or await _write(writing, own_task=own_task)):
                 if writing:
                     metrics.committed(began, len(writing))
                 return [attempt.result for attempt in attempts]
@@ -81,7 +79,7 @@ async def commit_all(attempts: Sequence[Attempt], *, apart: bool = True) -> list
 
 
 async def _refresh(registers: Sequence[Register]) -> None:
-    """Read their heads, by one request where the store has that."""
+    """Read their heads, by one request if the store can do that."""
     if len(registers) == 1:
         await registers[0].refresh()
     elif errors := await registers[0].stack.follower.look(registers) if registers else {}:
@@ -89,8 +87,8 @@ async def _refresh(registers: Sequence[Register]) -> None:
 
 
 async def _unknown(registers: Sequence[Register], lost: Sequence[Attempt]) -> Sequence[Register]:
-    """Those of which a read must tell, after these attempts lost their race. Heads that came with the answer
-    are taken: then it has all that moved of theirs."""
+    """The attempts whose newer versions must be read after a lost race. Heads that came with the answer are
+    taken: such an answer has all heads that moved."""
     registers[0].stack.metrics.lost_race()
     races = {attempt.register: attempt.expected for attempt in lost}
     heads = {register: register.stack.consensus.newer(register.key) for register in races}
@@ -105,8 +103,8 @@ async def _unknown(registers: Sequence[Register], lost: Sequence[Attempt]) -> Se
 async def _planned(
     attempts: Sequence[Attempt], registers: Sequence[Register], *, final: bool
 ) -> list[Attempt] | None:
-    """Run the commands on the newest states; returns the attempts that need a version, which is ready to be
-    sent. `None` if one is refused; `final`: then its refusal is raised."""
+    """Run the commands on the newest states. Returns the attempts that need a version, which is ready to be
+    sent; `None` if one is refused. With `final` the refusal is raised."""
     stack = registers[0].stack
     is_wall = True in [register.is_wall for register in registers]
     now = await (stack.clock if is_wall else stack.consensus).now()
@@ -122,7 +120,7 @@ async def _planned(
 
 
 async def _read(attempt: Attempt) -> None:
-    """`Corruption`, before it is sent, if the version does not read as it was made."""
+    """`Corruption`, before the version is sent, if it does not read back as it was made."""
     data, diff = attempt.data, attempt.diff
     assert diff is not None
     if len(data) <= ON_THE_LOOP_BYTES:
@@ -131,9 +129,10 @@ async def _read(attempt: Attempt) -> None:
         attempt.take(await attempt.register.stack.compute(read_back, data, diff))
 
 
-async def _write(attempts: Sequence[Attempt], *, apart: bool = True) -> bool:
-    """Write all these versions, and say whether they are ours. `StorageUnavailable` only if they surely were
-    not written; any other error, and a cancellation, leaves that unknown, and them in their slots."""
+async def _write(attempts: Sequence[Attempt], *, own_task: bool = True) -> bool:
+    """Write all these versions; returns whether they are ours. `StorageUnavailable` if they were surely not
+    written. After any other error, or a cancellation, the outcome is unknown, and the attempts stay in their
+    slots."""
     stack, ours = attempts[0].register.stack, False
     began = stack.runtime.monotonic()
     for attempt in attempts:
@@ -141,14 +140,14 @@ async def _write(attempts: Sequence[Attempt], *, apart: bool = True) -> bool:
         stack.follower.expect(attempt.register, attempt.seqno)
     try:
         try:
-            ours = await _statement(attempts, apart=apart)
+            ours = await _statement(attempts, own_task=own_task)
         except (StorageUnavailable, Unsupported):  # determinate: none is written
             _clear(attempts)
             raise
         except (Corruption, InvalidUsage):
             raise
         except Exception as error:
-            ours = await _sent_until_known(attempts, error, began, apart=apart)
+            ours = await _sent_until_known(attempts, error, began, own_task=own_task)
     finally:
         if not ours:
             for attempt in attempts:
@@ -166,13 +165,13 @@ def _clear(attempts: Sequence[Attempt]) -> None:
         attempt.slot.pending = None
 
 
-def _statement(attempts: Sequence[Attempt], *, apart: bool) -> Awaitable[bool]:
-    """Send the statement that writes these versions; its answer. `apart`: the statement has a task of its
-    own, so that a cancellation ends the wait for its answer alone."""
+def _statement(attempts: Sequence[Attempt], *, own_task: bool) -> Awaitable[bool]:
+    """Send the statement that writes these versions; returns its answer. `own_task`: the statement has a task
+    of its own, so that a cancellation ends only the wait for its answer."""
     stack, statement = attempts[0].register.stack, partial(_sending, attempts)
     for attempt in attempts:
         attempt.sent += 1
-    if not apart:
+    if not own_task:
         return statement()
     task, answer = told(statement, partial(stack.supervisor.spawn, name="write a version", eager=True))
     for attempt in attempts:
@@ -189,11 +188,11 @@ def _sending(attempts: Sequence[Attempt]) -> Coroutine[Any, Any, bool]:
 
 
 async def _sent_until_known(
-    attempts: Sequence[Attempt], cause: Exception | None, began: float, *, apart: bool
+    attempts: Sequence[Attempt], cause: Exception | None, began: float, *, own_task: bool
 ) -> bool:
-    """The answer is lost, because of `cause`: look, and send the statement again, until it is known whether
-    the versions are these attempts'. An answer to a second sending decides only if that won: its refusal, or
-    any error, says nothing about the first."""
+    """The answer was lost (`cause`): look, and send the statement again, until it is known whether the
+    versions are ours. The answer to a second sending decides only if that won. A refusal or an error tells
+    nothing about the first sending."""
     stack = attempts[0].register.stack
     runtime, limit_s, delays = stack.runtime, stack.settings.retry_timeout_s, stack.runtime.delays()
     stall = stack.stall_log(lambda: f"the outcome of a commit to {_labels(attempts)}")
@@ -208,7 +207,7 @@ async def _sent_until_known(
             raise Indeterminate(text, shard_id=attempts[0].register.shard) from cause
         await runtime.sleep(delay)
         try:
-            if await _statement(attempts, apart=apart):
+            if await _statement(attempts, own_task=own_task):
                 return True
             cause = None
         except Exception as error:
@@ -220,7 +219,7 @@ def _labels(attempts: Sequence[Attempt]) -> str:
 
 
 async def _look_at_all(attempts: Sequence[Attempt], cause: BaseException | None) -> bool | None:
-    """`_look` at one version after the other: the first that is decided decides for all."""
+    """`_look` at one version after the other: the first known outcome is that of all."""
     unknowable: Unknowable | None = None
     for attempt in attempts:
         try:
@@ -234,7 +233,7 @@ async def _look_at_all(attempts: Sequence[Attempt], cause: BaseException | None)
 
 
 async def _look(attempt: Attempt, cause: BaseException | None) -> bool | None:
-    """Whether the attempt happened, as the store shows now; `None` if its version is vacant."""
+    """Whether the attempt happened, by a look at the store; `None` if its version does not exist."""
     register = attempt.register
     consensus = register.stack.consensus
     try:
@@ -245,7 +244,7 @@ async def _look(attempt: Attempt, cause: BaseException | None) -> bool | None:
                 return None
             if seqno is None or seqno < attempt.seqno:
                 state = await register.refresh()  # raises if the store was restored
-                if state is not None and state.finalized:  # even the tombstone is gone
+                if state is not None and state.finalized:  # even the tombstone is deleted
                     break
         if versions and versions[0].seqno == attempt.seqno:
             return decode_commit(versions[0].data) == attempt.commit
@@ -270,11 +269,11 @@ async def settle(slot: Slot) -> Attempt | None:
     try:
         attempt.happened = await _settle(attempt)
     except Unknowable:
-        slot.pending = None  # it is decided, and no process can find out how
+        slot.pending = None  # the outcome is decided, but no process can find it out
         raise
     if attempt.happened:
         await attempt.register.refresh()
-    slot.pending = None  # last: a caller that is cancelled before settles again
+    slot.pending = None  # last: after a cancellation before this, the next call settles again
     return attempt
 
 
@@ -294,8 +293,8 @@ async def _settle(attempt: Attempt) -> bool:
 
 
 async def _occupy(attempt: Attempt) -> None:
-    """Write version `attempt.seqno` as a heartbeat, unless it is there."""
-    from aiopersist.state.writing import Occupy  # a process that only reads hardly ever needs it
+    """Write version `attempt.seqno` as a heartbeat, unless the version exists."""
+    from aiopersist.state.writing import Occupy  # imported late: a process that only reads seldom needs it
 
     register = attempt.register
     now = await register.stack.consensus.now()

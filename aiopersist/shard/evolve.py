@@ -1,4 +1,4 @@
-"""The change of a shard's schema: one commit, if the new schema adds optional fields and nothing else."""
+"""The change of a shard's schema: one commit, if the new schema only adds optional fields."""
 
 from typing import Any
 
@@ -17,13 +17,13 @@ async def evolve_schema(shard: Shard, expected_id: int, schema: Schema[Any, Any,
     if current != expected_id:
         raise SchemaMismatch(expected_id, current, shard_id=shard.id)
     try:
-        known = shard.schema(current)
-        schema = encoded_as(checked_schema(schema), known)
-        check_evolution(known, schema)
-        if shard.state.table and not known.key.arrow("key").equals(schema.key.arrow("key")):
+        stored = shard.schema(current)
+        schema = encoded_as(checked_schema(schema), stored)
+        check_evolution(stored, schema)
+        if shard.state.table and not stored.key.arrow("key").equals(schema.key.arrow("key")):
             raise IncompatibleSchema(
-                "key: the keys of a table keep their fields: two that differ in a new one alone would be one "
-                "to those who read with the old schema"
+                "key: the keys of a table keep their fields: readers with the old schema could not tell "
+                "two keys apart that differ only in a new field"
             )
     except IncompatibleSchema as error:
         error.shard_id = shard.id

@@ -1,27 +1,27 @@
-"""Lets those commit who lose race after race.
+"""Turns for clients that lose race after race.
 
-Who wins a race for a shard knows its newest state, and who loses one must read it first. So a client that is
-near the store, and has enough to do, would win each time, and one that is far, or plans for long, would never
-come through. A loser cannot ask for a turn by a commit, as it loses those. So it leaves a *wish* in the
-consensus store, beside the versions, and the others hear of it in the answer to their own next commit: that
-costs no request while nobody wishes anything.
+The winner of a race for a shard knows its newest state, but the loser must read it first. So a client that is
+near the store, with enough work, would win each time, and a client that is far away, or plans for long, would
+never commit. A loser cannot use a commit to ask for its turn. So it leaves a *wish* in the consensus store,
+beside the versions. The others see the wish in the answer to their own next commit, which costs no request
+while there are no wishes.
 
-1. Who has lost two races in a row leaves a wish after each further loss (`lost`). It asks for a *slot*:
-   as long as a try of the loser takes, and a margin, after the slots of those that have waited for longer.
-   A try is from one loss to the next, without what was waited for others, and not from before it began.
-2. Who hears of wishes *stands back* until their slots are over, before its next commit to the shard
-   (`yield_to_others`), and leaves a wish to be next. So all who have work go in turn, and lose no races:
-   several clients together commit about as much as one. A slot lasts `LEAST_S` at least, since each turn
-   begins with what the others have written.
-3. Who has won goes on until its slot is over; then it stands back as others do.
-4. Who is refused an append, since another one came first, has lost as well (`refused`): it reads, and plans
-   the next append, which may take commits of other kinds, and these win. So that is counted by itself, until
-   an append comes through, and the slot is as long as the caller needs from one append to the next.
+1. A client that has lost two races in a row leaves a wish after each further loss (`lost`). The wish asks for
+   a *slot*: the time that the loser needs for a try, and a margin, after the slots of those that have waited
+   longer. A try lasts from one loss to the next, without the waits for others, and not from before it began.
+2. A client that sees wishes *stands back* before its next commit to the shard (`yield_to_others`), until
+   their slots are over, and leaves a wish to be next. So all clients with work take turns and lose no races,
+   and together they commit about as much as one. A slot lasts at least `LEAST_S`, since each turn begins with
+   a read of the others' versions.
+3. A winner continues until its slot is over; then it stands back like the others.
+4. A client whose append is refused, because another one came first, has lost as well (`refused`). It reads,
+   and plans the next append. In between it may win commits of other kinds. So refusals are counted
+   separately, until an append succeeds, and the slot is the time from one append to the next.
 
-So after a wish each other client commits once at most, or twice if it was about to: then all have heard.
+So after a wish each other client commits at most once, or twice if a commit was under way.
 
-Nothing rests on it: a wish may be lost, its client may be gone, and clients of older versions hear nothing.
-Who goes on losing, as beside such a client, wishes less often.
+Wishes decide nothing: a wish may be lost, its client may be gone, and clients of older versions see none. A
+client that keeps losing, for example beside an old client, wishes less often.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -30,21 +30,21 @@ from contextlib import suppress
 from aiopersist.shard.register import Register
 from aiopersist.storage.wishes import MARGIN, MOST_S, slot_after
 
-WISHES_MAX = 2  # of one call: others may have wished at the same moment
+WISHES_MAX = 2  # wishes in one call: others may wish at the same moment
 LINGER_S = 0.25  # after the last slot of a client
 
 
 def begin(registers: Collection[Register]) -> None:
-    """A try for all of these begins: what came before is no part of what it needs."""
+    """A try for all of these shards begins: the slot need not cover the time before."""
     for register in registers:
         now = register.stack.runtime.monotonic()
         register.losses.tried_at = register.refusals.tried_at = now
 
 
 async def lost(races: Mapping[Register, int | None]) -> bool:
-    """Other clients were first at these shards, after the version on which a commit was planned. If that
-    happens again and again at some of them, ask them for a slot there. Whether it did: until they have heard
-    of it they go on, so what came with the answer that the race is lost is old by then."""
+    """Other clients committed to these shards after the version on which our commit was planned. If that
+    happens repeatedly at some shards, ask for slots there. Returns whether it asked: the others continue
+    until they see the wish, so the versions in the lost answer are old by then."""
     now = next(iter(races)).stack.runtime.monotonic()
     counted = [register.losses.lost(planned, now) for register, planned in races.items()]
     slots = {register: slot_s for register in races if (slot_s := register.losses.slot_s)}
@@ -55,11 +55,11 @@ async def lost(races: Mapping[Register, int | None]) -> bool:
 
 
 def refused(register: Register, expected: object) -> None:
-    """An append at the upper `expected` was refused, since another client's came first. If that happens again
-    and again, each time at another upper, ask the others for a slot, in the background: the caller is told
-    at once, whatever becomes of the wish."""
+    """An append at the upper `expected` was refused, since another client's came first. If that happens
+    repeatedly, each time at another upper, ask for a slot in the background: the caller gets its refusal at
+    once."""
     refusals, now = register.refusals, register.stack.runtime.monotonic()
-    if expected == register.refused_at:  # its caller has not looked: no slot would help it
+    if expected == register.refused_at:  # its caller has not read the new upper: a slot would not help
         return
     register.refused_at = expected
     refusals.lost(refusals.planned + 1, now)
@@ -69,8 +69,8 @@ def refused(register: Register, expected: object) -> None:
 
 
 async def wish(registers: Collection[Register], slot_s: float, waited_s: float) -> None:
-    """Ask other clients to commit nothing to these shards for so long, since this one has lost races for so
-    long. One request, and one when all its slots are over."""
+    """Ask other clients not to commit to these shards for so long, since this one has lost races for so long.
+    One request, and one more after its slots."""
     stack = next(iter(registers)).stack
     runtime = stack.runtime
     ahead_s = _ahead_s(registers, waited_s)
@@ -88,13 +88,13 @@ async def wish(registers: Collection[Register], slot_s: float, waited_s: float) 
 
 
 def _ahead_s(registers: Iterable[Register], waited_s: float) -> float:
-    """For how long those have slots that have waited for longer."""
-    found = [r.stack.consensus.stand_back_s(r.key, r.stack.name, waited_s) for r in registers]
-    return min(max(found), MOST_S)
+    """How long the slots of the clients last that have waited longer."""
+    slots = [r.stack.consensus.stand_back_s(r.key, r.stack.name, waited_s) for r in registers]
+    return min(max(slots), MOST_S)
 
 
 async def _withdrawn(registers: Collection[Register]) -> None:
-    """Once their slots are over: some stores would show it until the versions are truncated."""
+    """Withdraw the wish after the slots: some stores would show it until the versions are truncated."""
     stack = next(iter(registers)).stack
     runtime = stack.runtime
     await runtime.sleep(0)
@@ -112,8 +112,8 @@ async def _tell(registers: Collection[Register], for_s: float, waited_s: float) 
 
 
 async def yield_to_others(registers: Collection[Register]) -> float:
-    """Let those commit first who wish it; for how long that took. No request while nobody wishes anything;
-    else one for a place behind them."""
+    """Let the clients with wishes commit first; returns the seconds that it took. No request while there are
+    no wishes; else one, for a place behind them."""
     wished = [register for register in registers if _ahead_s([register], 0.0)]
     if not wished:
         return 0.0
@@ -128,7 +128,7 @@ async def yield_to_others(registers: Collection[Register]) -> float:
         ahead_s = _ahead_s(wished, waited_s + runtime.monotonic() - began)
     await runtime.sleep(ahead_s)
     stood_s = runtime.monotonic() - began
-    for register in registers:  # all of them have waited
+    for register in registers:  # all registers have waited
         register.losses.waited(stood_s)
         register.refusals.waited(stood_s)
     return stood_s

@@ -1,18 +1,18 @@
-"""One follower for all shards of a client that have waiters, at a cost that does not grow with their number.
+"""One follower for all shards of a client that have waiters. Its cost does not grow with their number.
 
 One `Watch` watches all shards that are *followed*. The follower looks at the state of a shard
 
-- when a hint comes: at once, or once something waits for news; a single shard by a read of its head, several
-  by one request for all;
+- when a hint comes: at once, or as soon as there is a waiter. A single shard is looked at by a read of its
+  head, several shards by one request;
 - when no hint has come for `watch_timeout_s`, since hints may be lost: many shards by one request.
 
-A shard is watched anew before each look, so no version slips in between. A hint that comes during a look at
+The watch of a shard is renewed before each look, so no version is missed. A hint that comes during a look at
 its shard is kept until after the look; other shards do not wait for it.
 
 **Vain hints** bring no new version: a store's `watch` may return or fail at once, or give hints of all keys
-to all waiters. After `VAIN_MAX` vain hints in a row the next look waits `VAIN_S`, for all such shards
-together, until a look brings news. A look that fails ends in an error for the waiters, and the next look
-waits longer each time. So nothing here spins, whatever a store does.
+to all waiters. After `VAIN_MAX` vain hints in a row the next look waits `VAIN_S`, for all these shards
+together, until a look brings news. A failed look ends in an error for the waiters, and the next look waits
+longer each time. So the follower never spins, whatever a store does.
 """
 
 import asyncio
@@ -29,17 +29,17 @@ from aiopersist.storage.consensus import Consensus, Versioned
 from aiopersist.storage.layers import classified
 from aiopersist.storage.watch import Watch
 
-LINGER_S = 1.0  # how long a shard is followed after its last waiter was served
+LINGER_S = 1.0  # seconds that a shard is followed after its last waiter was served
 VAIN_MAX = 8
 VAIN_S = 0.5
 ROUND_MIN_S = 0.01
 ROUND_MAX_S = 1.0  # so that a shard without waiters is soon forgotten
 NEWS_AT_ONCE = 8  # shards whose new versions are read at the same time
-GATHER = 0.5  # of the time between looks: a shard due within it is looked at together with those due now
+GATHER = 0.5  # of the time between looks: a shard due so soon is looked at with those due now
 
 
 class Followed(Protocol):
-    """The state of one shard that is followed: a `Register`."""
+    """The state of a followed shard: a `Register`."""
 
     key: str
     state: Any
@@ -50,21 +50,21 @@ class Followed(Protocol):
         """The version of the newest known state."""
 
     @property
-    def wanted(self) -> bool:
-        """Whether anything waits for news."""
+    def has_waiters(self) -> bool:
+        """Whether there are waiters for news."""
 
     def label(self) -> str:
         """Its name in logs."""
 
     async def refresh(self) -> object:
-        """Look at it alone."""
+        """Look at this shard alone."""
 
     async def offer(self, sent: Any, head: Versioned | None) -> None:
-        """A look at several shards found `head`, which is not the version of `sent`, the state known
-        before."""
+        """Take `head`, which a look at several shards brought. It is not the version of `sent`, the state
+        known before."""
 
     def fail(self, error: Exception) -> None:
-        """A look failed: raise `error` in the waiters."""
+        """Raise `error` in the waiters: a look failed."""
 
 
 class _Awaited:
@@ -83,12 +83,12 @@ class _Awaited:
 
     @property
     def ready_at(self) -> float:
-        """When the next look begins, unless a hint comes."""
+        """The moment of the next look, unless a hint comes."""
         return max(self.due_at, self.not_before)
 
     @property
     def may_look_at(self) -> float:
-        """When it may be looked at with others."""
+        """The moment from which a look at others may include it."""
         return self.not_before - (GATHER * VAIN_S if self.in_vain >= VAIN_MAX else 0)
 
 
@@ -106,10 +106,10 @@ class Follower:
         self._watch: Watch | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.polling: Polling[Followed] = Polling(self.look, supervisor)
-        """Frequent looks at shards of consumers."""
+        """Frequent looks at the shards of consumers."""
 
     def follow(self, followed: Followed) -> None:
-        """It has a waiter from now on. Look at it at once, unless it is followed already."""
+        """Follow a shard that has a waiter now. It is looked at soon, unless it was followed before."""
         self._begin()
         if followed not in self._entries:
             now = self._runtime.monotonic()
@@ -120,37 +120,37 @@ class Follower:
             self._ask(self._entries[followed])
 
     def expect(self, followed: Followed, seqno: int) -> None:
-        """A commit of this client to that version is under way. If it wins, its own hint is left out: who has
-        waiters of one shard need not look at it. If it does not, `unmet` must follow."""
+        """A commit of this client to that version is under way. If it wins, its own hint is left out, and
+        causes no look. If it does not win, the caller must call `unmet`."""
         if self._watch is not None and len(self._by_key.get(followed.key, ())) == 1:
             self._watch.expect(followed.key, seqno)
 
     def unmet(self, followed: Followed) -> None:
-        """That commit did not win, or nobody knows yet: look, also when its hint comes."""
+        """The expected commit did not win, or its outcome is unknown: its hint counts, and a look follows."""
         self.expect(followed, -1)
         self._hinted({followed.key})
 
     async def look(self, several: Collection[Followed]) -> dict[str, Exception]:
         """Bring the states up to date, by one request and the new versions; returns the errors by key."""
-        known = {followed.key: followed.seqno for followed in several}
+        seqnos = {followed.key: followed.seqno for followed in several}
         sent = {followed.key: followed.state for followed in several}
         errors: dict[str, Exception] = {}
         try:
-            found = await self._consensus.heads(known) if known else {}
+            heads = await self._consensus.heads(seqnos) if seqnos else {}
         except Exception as error:
-            return dict.fromkeys(known, error)
+            return dict.fromkeys(seqnos, error)
 
         async def take(followed: Followed) -> None:
             try:
                 if sent[followed.key] is None:
                     await followed.refresh()
                 else:
-                    await followed.offer(sent[followed.key], found[followed.key])
+                    await followed.offer(sent[followed.key], heads[followed.key])
             except Exception as error:
                 errors[followed.key] = error
-            await self._runtime.sleep(0)  # other tasks have their turn: there may be thousands of shards
+            await self._runtime.sleep(0)  # other tasks get a turn: there may be thousands of shards
 
-        moved = [followed for followed in several if followed.key in found]
+        moved = [followed for followed in several if followed.key in heads]
         await run_bounded(NEWS_AT_ONCE, [partial(take, followed) for followed in moved])
         return errors
 
@@ -175,14 +175,14 @@ class Follower:
             while True:
                 try:
                     keys = await watch.moved()
-                except Exception as error:  # without hints the next look finds the shards that moved
+                except Exception as error:  # without hints, later looks find the shards that moved
                     self._supervisor.failures.report("waiting for hints", classified("watch", error))
                     await self._runtime.sleep(next(delays))
                     continue
                 delays = self._runtime.delays()
-                self._hinted(keys)  # here a variable would keep the last shard, while it waits
+                self._hinted(keys)  # no variable, which would keep the last shard alive during the wait
         finally:
-            if self._watch is watch:  # a look that ends now adds nothing to it any more
+            if self._watch is watch:  # a look that ends now adds nothing
                 self._watch = None
             await watch.aclose()
 
@@ -190,7 +190,7 @@ class Follower:
         for key in sorted(keys & self._by_key.keys()):  # one order in all runs
             for entry in self._by_key[key]:
                 entry.is_hinted = True
-                if entry.followed.wanted:
+                if entry.followed.has_waiters:
                     self._ask(entry)
 
     async def _rounds(self) -> None:
@@ -207,7 +207,7 @@ class Follower:
         return min(max(min(waiting, default=inf) - self._runtime.monotonic(), ROUND_MIN_S), ROUND_MAX_S)
 
     def _due(self) -> list[_Awaited]:
-        """The shards that are due; if there are any, also those that soon will be, so that one request serves
+        """The shards that are due. If there are any, also those that are due soon, so that one request serves
         all."""
         now = self._runtime.monotonic()
         waiting = [entry for entry in self._entries.values() if not entry.is_looking]
@@ -219,7 +219,7 @@ class Follower:
     def _forget_unwanted(self) -> None:
         now, watch = self._runtime.monotonic(), self._watch
         for followed, entry in list(self._entries.items()):
-            if followed.wanted:
+            if followed.has_waiters:
                 entry.wanted_at = now
             elif now - entry.wanted_at > LINGER_S and not entry.is_looking:
                 del self._entries[followed]
@@ -232,8 +232,7 @@ class Follower:
     # --- looks -----------------------------------------------------------------------------------
 
     def _ask(self, entry: _Awaited) -> None:
-        """Look at it together with all that are asked for in this turn of the loop; later, if it must
-        wait."""
+        """Look at this shard together with all others of this turn of the loop; later, if it must wait."""
         if entry.is_looking:  # `_looked` asks again
             return
         if self._runtime.monotonic() < entry.not_before:

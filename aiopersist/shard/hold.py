@@ -1,18 +1,18 @@
 """The leases of readers.
 
-A client has one leased reader per shard (`SharedHold`) that serves all its handles. The reader holds
-only the blobs of the versions that it may still read, and the history that open
-snapshots and listens need: each of them *needs* history from a frontier on, and the hold is the
-meet of all needs. An opening that needs older history than the hold keeps commits the older hold; after a
-need has ended, the next heartbeat moves the hold. After an expiry the reader registers anew by itself; only
-the snapshots and listens that were open at that moment are lost (`LeaseExpired`).
+A client has one leased reader per shard (`SharedHold`), for all its handles. The reader holds the blobs of
+the versions that it may still read, and the history that open snapshots and listens need. Each of them *pins*
+history from a frontier on, and the hold is the meet of all pins. An opening that needs older history than the
+hold keeps commits the older hold. After a pin has ended, the next heartbeat moves the hold. After an expiry
+the reader registers again by itself; only the snapshots and listens that were open at that moment are lost
+(`LeaseExpired`).
 
-A client that may not write has no lease (`ReadonlyHold`): it reads the history that others hold.
+A readonly client has no lease (`ReadonlyHold`): it reads the history that others hold.
 
-A handle that was opened with `hold=` has a second reader of its own (`OwnHold`), perhaps under
-a name that a restarted process takes over. It moves when its user moves it, and its expiry is final. It holds
-history alone: its snapshots and listens read under the shared reader, which holds the blobs. So a hold whose
-process is gone, or whose heartbeats are rare, keeps no version and no replaced blob for as long as its lease.
+A handle that was opened with `hold=` has a second reader of its own (`OwnHold`), perhaps under a name that a
+restarted process takes over. Only its user moves it, and its expiry is final. It holds only history: its
+snapshots and listens read under the shared reader, which holds the blobs. So if its process dies, or its
+heartbeats are rare, no version and no replaced blob is kept for the length of its lease.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from aiopersist.state.reading import ExpireReader, RegisterReader, RenewReader, 
 
 @dataclass(eq=False)
 class HistoryPin:
-    """The history that one open snapshot or listen needs, and the registration that holds it."""
+    """The history that an open snapshot or listen needs, and the registration that holds it."""
 
     frontier: Antichain
     reader: str
@@ -51,16 +51,16 @@ class SharedHold:
     stack: Stack
     register: Register
     reader: str = ""
-    _needs: Counter[tuple[Time, ...]] = field(default_factory=Counter)
-    """How many there are of each frontier, by its elements."""
+    _pins: Counter[tuple[Time, ...]] = field(default_factory=Counter)
+    """The number of pins at each frontier, by its elements."""
     _users: int = 0
     _slot: Slot = field(default_factory=Slot)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _beating: asyncio.Task[None] | None = None
 
     async def acquire(self) -> None:
-        """Add a handle. A commit, if it is the first one or the registration has run out. A call that is cut
-        off leaves nothing behind: its commit may happen all the same."""
+        """Add a handle. A commit, if it is the first one or the registration has run out. A cancelled call
+        adds none, though its commit may happen."""
         self._users += 1
         try:
             await self.ensure()
@@ -81,11 +81,11 @@ class SharedHold:
                     await self._commit(ExpireReader(reader))
 
     def release_soon(self) -> asyncio.Task[None]:
-        """`release`, which goes on if the caller is cancelled."""
+        """`release`; it continues if the caller is cancelled."""
         return self.stack.supervisor.spawn(self.release(), "release a reader")
 
     async def ensure(self) -> None:
-        """Register, if that is needed. No request, unless the lease has run out."""
+        """Register, if necessary. No request, unless the lease has run out."""
         if self.registered and not await self._overdue():
             return
         async with self._turn:
@@ -95,20 +95,20 @@ class SharedHold:
         if self.registered and await self._overdue():
             try:
                 await self._commit(RenewReader(self.reader, hold=self.since))
-            except LeaseExpired:  # another commit has ended the registration, and the state says so by now
+            except LeaseExpired:  # another commit has ended the registration, and the state shows that
                 pass
         if not self.registered:
-            await settle(self._slot)  # perhaps another call registered, and was cut off
+            await settle(self._slot)  # another call may have registered, and was cancelled
         lease_s = self.stack.settings.reader_lease_s
         while not self.registered:
             self.reader = self.stack.signed(f"r{self.stack.runtime.uuid()}")
-            self._needs.clear()
+            self._pins.clear()
             await self._commit(RegisterReader(self.reader, Antichain(), lease_s))
         if self._beating is None or self._beating.done():
             self._beating = heartbeats(self.stack, lease_s, self.heartbeat, "heartbeats of a reader")
 
     async def _overdue(self) -> bool:
-        """Whether any commit may end the registration by now."""
+        """Whether a commit may have ended the registration."""
         now = await self.stack.consensus.now()
         record = self._record
         return record is None or record.heartbeat + record.lease_s < now
@@ -129,54 +129,54 @@ class SharedHold:
 
     @property
     def since(self) -> Antichain:
-        """The meet of all needs."""
+        """The meet of all pins."""
         since = Antichain()
-        for elements in self._needs:
+        for elements in self._pins:
             since = since.meet(Antichain(*elements))
         return since
 
     async def need(self, frontier: Antichain) -> HistoryPin:
-        """Hold history at `frontier` until `drop`. A commit, unless the hold reaches back so far already;
+        """Hold history at `frontier` until `drop`. A commit, unless the hold reaches back so far;
         `SinceViolation` if the shard's since has passed it."""
-        async with self._turn:  # so that no heartbeat without this need is on its way
+        async with self._turn:  # so that no heartbeat without this pin is under way
             while True:
                 await self._ensure()
                 self._add(frontier)
-                need = HistoryPin(frontier, self.reader)
+                pin = HistoryPin(frontier, self.reader)
                 try:
                     record = self._record
                     if record is None or self._slot.busy or not record.since <= frontier:
                         await self._commit(RenewReader(self.reader, hold=self.since))
-                except LeaseExpired:  # nothing was open under the registration yet: register anew
-                    self.drop(need)
+                except LeaseExpired:  # nothing was open under the registration: register again
+                    self.drop(pin)
                 except BaseException:
-                    self.drop(need)
+                    self.drop(pin)
                     raise
                 else:
-                    return need
+                    return pin
 
-    def move(self, need: HistoryPin, frontier: Antichain) -> None:
-        """`need` is at `frontier` from now on; the next heartbeat tells the shard."""
-        if need.open:
-            self.drop(need)
-            need.frontier, need.open = frontier, True
-            if need.reader == self.reader:
+    def move(self, pin: HistoryPin, frontier: Antichain) -> None:
+        """Move `pin` to `frontier`; the next heartbeat moves the hold."""
+        if pin.open:
+            self.drop(pin)
+            pin.frontier, pin.open = frontier, True
+            if pin.reader == self.reader:
                 self._add(frontier)
 
     def _add(self, frontier: Antichain) -> None:
         elements = frontier.elements
-        self._needs[elements] = self._needs.get(elements, 0) + 1
+        self._pins[elements] = self._pins.get(elements, 0) + 1
 
-    def drop(self, need: HistoryPin) -> None:
-        """End `need`; the next heartbeat tells the shard. Idempotent."""
-        if need.open and need.reader == self.reader:
-            left = self._needs.pop(need.frontier.elements) - 1
+    def drop(self, pin: HistoryPin) -> None:
+        """End `pin`; the next heartbeat moves the hold. Idempotent."""
+        if pin.open and pin.reader == self.reader:
+            left = self._pins.pop(pin.frontier.elements) - 1
             if left:
-                self._needs[need.frontier.elements] = left
-        need.open = False
+                self._pins[pin.frontier.elements] = left
+        pin.open = False
 
     def check(self, reader: str) -> None:
-        """`LeaseExpired` if `reader`, under which something was opened, is no longer registered."""
+        """`LeaseExpired` if `reader`, the registration of something open, has ended."""
         self._check_not_finalized()
         if not self._is_known(reader):
             raise LeaseExpired(
@@ -190,7 +190,7 @@ class SharedHold:
             raise ShardFinalized("it is finalized", shard_id=self.register.shard)
 
     async def heartbeat(self) -> None:
-        """Renew the lease, and tell the shard the present needs."""
+        """Renew the lease, and move the hold to the meet of the pins."""
         async with self._turn:
             if self.reader:
                 await self._commit(RenewReader(self.reader, hold=self.since))
@@ -201,44 +201,44 @@ class SharedHold:
 
 
 class ReadonlyHold(SharedHold):
-    """Replaces the lease in a client that may not write. History and blobs may go at any moment; a
-    read finds out, and plans again on a newer state or raises."""
+    """Replaces the lease in a readonly client. History and blobs may be deleted at any moment; then a read
+    plans again on a newer state, or raises."""
 
     keeps = False
     reader: str = "readonly"  # no registration has this id
 
     async def acquire(self) -> None:
-        """Nothing is registered."""
+        """No registration."""
 
     async def release(self) -> None:
-        """Nothing was registered."""
+        """No registration."""
 
     async def ensure(self) -> None:
-        """Nothing can run out."""
+        """No lease."""
 
     @property
     def registered(self) -> bool:
         return self.register.state is not None
 
     async def need(self, frontier: Antichain) -> HistoryPin:
-        """`SinceViolation` if the shard's since, as last seen, has passed it."""
+        """`SinceViolation` if the last known since of the shard has passed it."""
         state = self.register.state
         if state is not None and not state.since <= frontier:
             raise SinceViolation(frontier.elements[0], state.since, shard_id=self.register.shard)
         return HistoryPin(frontier, self.reader)
 
-    def move(self, need: HistoryPin, frontier: Antichain) -> None:
-        need.frontier = frontier
+    def move(self, pin: HistoryPin, frontier: Antichain) -> None:
+        pin.frontier = frontier
 
-    def drop(self, need: HistoryPin) -> None:
-        need.open = False
+    def drop(self, pin: HistoryPin) -> None:
+        pin.open = False
 
     def check(self, reader: str) -> None:
-        """`ShardFinalized`; no lease can have run out."""
+        """`ShardFinalized`; there is no lease."""
         self._check_not_finalized()
 
     async def heartbeat(self) -> None:
-        """There is no lease to renew."""
+        """No lease."""
 
 
 @dataclass(eq=False)
@@ -260,9 +260,9 @@ class OwnHold:
     async def open(
         cls, stack: Stack, register: Register, since: Antichain | None, name: str | None, lease_s: float
     ) -> "OwnHold":
-        """Register a hold at `since`; or take over the hold of that name, which keeps its frontier (a new one
-        begins at `since`, or at the shard's since). One commit. An opening that is cut off leaves
-        nothing, but a named hold: that waits for its next owner, as long as its lease."""
+        """Register a hold at `since`; or take over the hold of that name at its frontier (a new one begins at
+        `since`, or at the shard's since). One commit. A cancelled opening leaves no hold; a named hold waits
+        for its next owner, as long as its lease."""
         fresh = stack.signed(str(stack.runtime.uuid()))
         if name is None:
             assert since is not None
@@ -270,7 +270,7 @@ class OwnHold:
             command = RegisterReader(hold.reader, since, lease_s, reads=False)
             try:
                 await commit(register, command, hold._slot)
-            except BaseException:  # it may have happened, and no handle knows the id
+            except BaseException:  # the commit may have happened, and no handle has the id
                 stack.supervisor.spawn(hold.release(), "release a hold")
                 raise
         else:
@@ -280,7 +280,7 @@ class OwnHold:
         return hold
 
     def check(self) -> None:
-        """Raise `LeaseExpired` if the registration is gone, as far as this process knows."""
+        """`LeaseExpired` if the registration has ended, as far as this process knows."""
         state = self.register.state
         if self._lost is None and state is not None and not state.finalized:
             record = state.readers.get(self.reader)
@@ -303,7 +303,7 @@ class OwnHold:
             return self.since
 
     async def confirm(self) -> None:
-        """Raise unless the hold still exists and is ours, by a fresh look: the next call after a takeover
+        """Raise unless a fresh look shows that the hold exists and is ours: the first call after a takeover
         must notice it. One request."""
         state = await self.register.refresh()
         self.check()
@@ -312,7 +312,7 @@ class OwnHold:
             raise OpaqueMismatch(self.owner, record.owner, shard_id=self.register.shard)
 
     async def release(self) -> None:
-        """End the registration; since stays as it is."""
+        """End the registration; since does not change."""
         self.stop()
         async with self._turn:
             await settle(self._slot)

@@ -1,8 +1,8 @@
 """Instants: aware datetimes in the place of times, on shards with a wall clock.
 
-An instant is complete once the upper has passed it. If nobody writes, a reader that asks for an instant that
-has passed moves the upper (`CloseTo`): nothing was written until then, for all readers and for ever. So no
-reader hangs on a shard at rest.
+An instant is complete once the upper has passed it. If there are no writes, a reader that asks for a past
+instant moves the upper itself (`CloseTo`). From then on it is fixed for all readers that there were no writes
+before. So no reader hangs on an idle shard.
 """
 
 import re
@@ -23,22 +23,22 @@ T = TypeVar("T")
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
-LOOK_S = 60.0  # the clock may be set meanwhile
+LOOK_S = 60.0  # somebody may set the clock meanwhile
 UNITS_S = {"s": 1, "min": 60, "h": 3_600, "d": 86_400, "w": 7 * 86_400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|w)", re.ASCII)
 _AGO = "now-"
-NEW = Antichain(0)  # the upper of a shard that has nothing
+NEW = Antichain(0)  # the upper of an empty shard
 DAYS_BEGIN, DAYS_END = (int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) for year in (2000, 2100))
 MICROS = 1_000_000
 UNITS = (1, 1_000, 1_000_000_000)
-"""What others count in a second: seconds, milliseconds and nanoseconds. In microseconds such numbers lie in
-1970, or after the year 30,000."""
-NEAR_S = 60.0  # longer than a statement waits for its answer
+"""Units per second of other clocks: seconds, milliseconds and nanoseconds. If their numbers were
+microseconds, they would be in 1970, or after the year 30,000."""
+NEAR_S = 60.0  # longer than the wait for the answer of a statement
 
 
 def time_of(value: T | datetime, shard: Shard) -> T | int:
-    """`value`, or the time of that instant: `INVALID_TIME` for a naive datetime, on a logical clock, and for
-    an int that says an instant in another unit than that of a wall clock."""
+    """`value`, or the time of that instant; `INVALID_TIME` for a naive datetime, for a datetime on a logical
+    clock, and for an int that is an instant in another unit than microseconds."""
     state = shard.state
     if state.is_wall:
         return wall_time(value, state.upper)
@@ -49,7 +49,7 @@ def time_of(value: T | datetime, shard: Shard) -> T | int:
 
 
 def wall_time(value: T | datetime, upper: Antichain = NEW) -> T | int:
-    """The same on a wall clock, for a shard with that upper."""
+    """`time_of` on a wall clock, for a shard with that upper."""
     if isinstance(value, datetime):
         if (fault := _fault(value)) is not None:
             raise _invalid(value, fault)
@@ -73,7 +73,7 @@ def _invalid(value: object, text: str) -> InvalidUsage:
 
 
 def _fault(value: datetime) -> str | None:
-    """Why a datetime is no instant."""
+    """The error for a datetime that is no instant."""
     if value != value:  # pandas.NaT
         return f"{value!r} is no instant"
     if value.utcoffset() is None:
@@ -82,7 +82,8 @@ def _fault(value: datetime) -> str | None:
 
 
 def _meant(time: int) -> str | None:
-    """The instant of our days that the number is in seconds, milliseconds or nanoseconds, if it is one."""
+    """The present-day instant that the number means in seconds, milliseconds or nanoseconds, if there is
+    one."""
     for per_s in UNITS:
         if DAYS_BEGIN <= time // per_s < DAYS_END:
             return datetime.fromtimestamp(time // per_s, UTC).isoformat()
@@ -90,7 +91,7 @@ def _meant(time: int) -> str | None:
 
 
 def at_text(time: int) -> str:
-    """The instant of a time of a wall clock."""
+    """A time of a wall clock, as text."""
     try:
         return (EPOCH + time * MICROSECOND).isoformat()
     except OverflowError:
@@ -98,30 +99,29 @@ def at_text(time: int) -> str:
 
 
 def _counts_instants(upper: Antichain) -> bool:
-    """Whether times of a shard with that upper are instants of our days, as far as can be told: a shard may
-    have been given others, by appends that say their times."""
+    """Whether the times of a shard with that upper seem to be present-day instants. Appends with explicit
+    times may bring others."""
     time = upper.time
     return time == 0 or (isinstance(time, int) and time >= DAYS_BEGIN * MICROS)
 
 
 def duration_of(text: str) -> timedelta | None:
-    """The duration that a text such as `90s` or `7d` says; `None` for others. `OverflowError` beyond what a
-    clock counts."""
-    found = _DURATION.fullmatch(text)
-    return None if found is None else timedelta(seconds=float(found[1]) * UNITS_S[found[2]])
+    """The duration of a text like `90s` or `7d`; `None` for other texts. `OverflowError` if it is too long
+    for a timedelta."""
+    match = _DURATION.fullmatch(text)
+    return None if match is None else timedelta(seconds=float(match[1]) * UNITS_S[match[2]])
 
 
 def ago_of(text: str, now: float) -> datetime | None:
-    """The instant that a text such as `now-5min` says; `None` for others. `OverflowError` before the year
-    1."""
+    """The instant of a text like `now-5min`; `None` for other texts. `OverflowError` before the year 1."""
     ago = duration_of(text.removeprefix(_AGO)) if text.startswith(_AGO) else None
     return None if ago is None else EPOCH + micros(now) * MICROSECOND - ago
 
 
 def at_rest(upper: Antichain, time: int, now: float) -> int | None:
-    """The last complete time, if `time` has passed and nobody has written since: by what is known, the
-    contents at `time` are those of then. `None`: `time` is complete, or has not come yet, or nothing was ever
-    written. To say so for good takes a commit (`close_if_passed`)."""
+    """The last complete time, if `time` has passed and there were no writes in between, as far as is known:
+    then it has the same contents as `time`. `None` if `time` is complete, is in the future, or nothing was
+    ever written. Only a commit makes this certain (`close_if_passed`)."""
     first = int_time(upper)
     return first - 1 if first and first <= time <= micros(now) else None
 
@@ -133,7 +133,7 @@ def as_int(time: object) -> int:
 
 
 async def close_if_passed(shard: Shard, time: int) -> bool:
-    """Make `time` complete if it has passed: by a commit, unless it is. A readonly client cannot."""
+    """Make `time` complete if it has passed, by a commit if necessary. A readonly client cannot do that."""
     if not shard.state.upper.less_equal(time):
         return True
     if shard.stack.readonly or not await has_passed(shard.stack.clock, time):
@@ -156,8 +156,8 @@ async def has_passed(clock: StoreClock, time: int) -> bool:
 
 
 async def now_for(clock: StoreClock, time: int) -> float:
-    """The clock, to be compared with `time`. If that is near, the store is asked, since its latest answer was
-    late: as a rule by milliseconds, which the caller's clock has seen pass."""
+    """The clock, for a comparison with `time`. If `time` is near, the store is asked: its latest answer is
+    usually some milliseconds old."""
     now = await clock.now()
     if 0 <= time - micros(now) < micros(NEAR_S):
         await clock.measure()
@@ -167,7 +167,7 @@ async def now_for(clock: StoreClock, time: int) -> float:
 
 @asynccontextmanager
 async def closed_when_passed(shard: Shard, time: int | None) -> AsyncIterator[None]:
-    """Within it, `time` is made complete as soon as it has passed; `None`: nothing is."""
+    """A scope in which `time` is made complete as soon as it has passed; `None`: no time."""
     if time is None or shard.stack.readonly:
         yield
         return

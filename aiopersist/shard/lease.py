@@ -1,9 +1,8 @@
 """Heartbeats: they keep a registration alive.
 
-A heartbeat is due after a quarter of the lease, so three may fail before the lease runs out. A late
-heartbeat, because the process was suspended or the loop was busy, goes out at once. A heartbeat that fails
-ends nothing, whatever the error: it is reported and tried again. If the lease is gone, the next use of the
-handle says so."""
+A heartbeat is due after a quarter of the lease, so three may fail before the lease runs out. If the process
+was suspended, or the loop was busy, the late heartbeat is sent at once. A failed heartbeat is reported and
+repeated, whatever the error. If the lease is lost, the next use of the handle raises."""
 
 import asyncio
 import logging
@@ -21,13 +20,13 @@ TICKS_PER_HEARTBEAT = 4  # looks at the clock, since sleep does not count suspen
 
 
 def check_lease_s(lease_s: float) -> None:
-    """`ValueError` unless a lease may last so long: positive, finite, a century at most."""
+    """`ValueError` unless `lease_s` is positive, finite, and a century at most."""
     if type(lease_s) not in (int, float) or not 0 < lease_s <= SECONDS_MAX:
         raise ValueError(f"lease_s={lease_s!r} is not a positive number of seconds, a century at most")
 
 
 class Heartbeat:
-    """When the next heartbeat of a lease is due. Pure: callers pass the time."""
+    """The moments of the heartbeats of a lease. Pure: callers pass the time."""
 
     def __init__(self, lease_s: float, now: float) -> None:
         self.every_s = lease_s / HEARTBEATS_PER_LEASE
@@ -52,7 +51,7 @@ def heartbeats(
 
 
 async def keep_alive(stack: Stack, lease_s: float, renew: Callable[[], Awaitable[None]]) -> None:
-    """Call `renew` whenever a heartbeat is due, until the registration is gone."""
+    """Call `renew` whenever a heartbeat is due, until the registration has ended."""
     heartbeat = Heartbeat(lease_s, stack.runtime.monotonic())
     while True:
         await stack.runtime.sleep(heartbeat.every_s / TICKS_PER_HEARTBEAT)
@@ -63,9 +62,9 @@ async def keep_alive(stack: Stack, lease_s: float, renew: Callable[[], Awaitable
             await renew()
         except (LeaseExpired, OpaqueMismatch, ShardFinalized) as error:
             stack.metrics.lease_lost()
-            found = stack.supervisor.failures.labelled(error)
-            extra = {"shard": named(found.label), "error": type(found).__name__}
-            log.warning("a heartbeat found that its registration is gone: %s", found, extra=extra)
+            labelled = stack.supervisor.failures.labelled(error)
+            extra = {"shard": named(labelled.label), "error": type(labelled).__name__}
+            log.warning("a heartbeat found that its registration is gone: %s", labelled, extra=extra)
             return
         except Exception as error:
             stack.metrics.heartbeat_failed()

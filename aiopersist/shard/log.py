@@ -1,9 +1,9 @@
 """Reading a shard's state: a rollup, then diffs.
 
 The consensus store has the newest versions, as diffs; the blob store has rollups. The earliest live version
-is 0, or has a rollup at exactly its seqno, and every diff names the latest rollup. So a state is read in
-two steps: the head; the rollup that it names, and the diffs after that, at the same time. Between these reads
-other processes may commit, and truncate versions: then the read begins again from a newer head."""
+is 0, or has a rollup at exactly its seqno, and every diff names the latest rollup. So a state is read in two
+steps: first the head; then, at the same time, the rollup that it names and the diffs after that. Meanwhile
+other processes may commit and truncate versions; then the read begins again at a newer head."""
 
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
@@ -20,12 +20,12 @@ from aiopersist.state.seal import decode_version
 from aiopersist.storage.consensus import Versioned
 
 PREFIXES = {"s": "shard/", "i": "indexed/"}  # by the first letter of an id: of a shard, of an `Indexed`
-SCAN_LIMIT = 512  # versions per request: a few MB at most, since inline parts are small
+SCAN_LIMIT = 512  # versions per request: at most a few MB, since inline parts are small
 FEW = 8  # versions: applying them takes less than a millisecond
 
 
 class Truncated(Exception):
-    """Versions that were to be read are gone: another process collects."""
+    """Versions that should be read were truncated: another process collects."""
 
 
 def consensus_key(shard: str) -> str:
@@ -45,23 +45,23 @@ async def versions_between(
     """The versions from `first` to `last`, as many at a time as one request reads. `Truncated`."""
     at = first
     while at <= last:
-        found = await _some_from(stack, shard, at, last)
-        if not found or found[0].seqno != at:
+        versions = await _page_from(stack, shard, at, last)
+        if not versions or versions[0].seqno != at:
             raise Truncated(f"version {at} of {shard}")
-        yield found
-        at = found[-1].seqno + 1
+        yield versions
+        at = versions[-1].seqno + 1
 
 
-async def _some_from(stack: Stack, shard: str, first: int, last: int) -> Sequence[Versioned]:
-    """As many of the versions from `first` to `last` as one request reads; from a later one on, or none, if
-    they were truncated. A head at or beyond `last` was read before."""
+async def _page_from(stack: Stack, shard: str, first: int, last: int) -> Sequence[Versioned]:
+    """As many of the versions from `first` to `last` as one request reads. After a truncation they begin
+    later, or there are none. A head at or beyond `last` was read before."""
     return await stack.consensus.versions(consensus_key(shard), first, min(first + SCAN_LIMIT - 1, last))
 
 
 async def load(stack: Stack, shard: str) -> State | None:
-    """The state at the head, read anew; `None` if there is no such shard. Costs a read of the head, of the
-    latest rollup if there is one, and a scan for every 512 versions since then, the first of them beside the
-    read of the rollup."""
+    """The state at the head; `None` if there is no such shard. Costs a read of the head, of the latest rollup
+    if there is one, and a scan for every 512 versions since then; the first scan runs beside the read of the
+    rollup."""
     # A head, and the missing part of its state: `Corruption`, unless the head moves.
     fault: tuple[int, str] | None = None
     while True:
@@ -88,7 +88,7 @@ async def load(stack: Stack, shard: str) -> State | None:
 
 
 async def read_rollup(stack: Stack, key: str, checksum: str) -> State | None:
-    """The state in a rollup; `None` if the blob is gone. Damaged bytes are read again at most twice."""
+    """The state in a rollup; `None` if the blob was deleted. Damaged bytes are read again at most twice."""
     for last in (False, False, True):
         data = await stack.blob.uncached.get(key)
         if data is None:
@@ -109,14 +109,14 @@ async def _newer(stack: Stack, shard: str, seqno: int, head: Versioned) -> Seque
     """The first versions after `seqno`, up to `head`: as many as one request reads."""
     if seqno + 1 >= head.seqno:
         return [head] if seqno + 1 == head.seqno else []
-    return await _some_from(stack, shard, seqno + 1, head.seqno)
+    return await _page_from(stack, shard, seqno + 1, head.seqno)
 
 
 async def replay(
     stack: Stack, shard: str, state: State | None, head: Versioned, begun: Sequence[Versioned] | None = None
 ) -> State | None:
     """The state after `state` and the versions up to `head`; `None` if some were truncated meanwhile.
-    `begun`: the first of these versions, where they were read before."""
+    `begun`: the first of these versions, if they were read before."""
     at = -1 if state is None else state.seqno
     if begun is None:
         begun = await _newer(stack, shard, at, head)
@@ -138,19 +138,19 @@ async def _after(stack: Stack, shard: str, state: State | None, versions: Sequen
 
 
 def decoded(versions: Sequence[Versioned], shard: str) -> list[Diff]:
-    """What the versions say; `Corruption` where one is damaged, or is another one."""
+    """The diffs of the versions; `Corruption` for a version that is damaged, or has another number."""
     return [_decode(version, shard) for version in versions]
 
 
 def replayed(versions: Sequence[Versioned], shard: str, state: State | None) -> State:
-    """The state after `state` and these versions. `Corruption` where one is damaged, is another one, or does
-    not follow."""
+    """The state after `state` and these versions. `Corruption` for a version that is damaged, has another
+    number, or does not follow."""
     for diff in decoded(versions, shard):
         try:
             state = apply(diff, state)
         except Corruption:
             raise
-        except Exception as error:  # whatever it is: the version names what is not there, or no value at all
+        except Exception as error:  # any error: the version names a missing record, or has a wrong value
             raise Corruption(f"version {diff.seqno} cannot be applied: {error!r}", shard_id=shard) from error
     assert state is not None  # there is a version
     return state

@@ -1,8 +1,8 @@
-"""Frequent looks at the shards of consumers that wait.
+"""Frequent looks at the shards of waiting consumers.
 
-A consumer learns of its take-over from the news of its shard, as a rule at once, by a hint. A hint may be
-lost; then the follower looks after `watch_timeout_s`. A consumer must hear sooner: so while one waits, its
-shard is looked at every `every_s`, all such shards of a client by one request.
+A consumer learns of its take-over from the news of its shard, usually at once, by a hint. A hint may be lost;
+then the follower looks only after `watch_timeout_s`. A consumer must hear sooner. So while it waits, its
+shard is looked at every `every_s`, all these shards of a client by one request.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class Polling(Generic[F]):
 
     @contextmanager
     def over(self, followed: F, every_s: float) -> Iterator[None]:
-        """Within it, the shard is looked at every `every_s`."""
+        """A scope in which the shard is looked at every `every_s`."""
         self._waits[followed] += 1
         if self._looking is None or self._looking.done():
             self._looking = self._supervisor.background(self._look_on(every_s), "look at shards of consumers")
@@ -46,4 +46,4 @@ class Polling(Generic[F]):
             await runtime.sleep(every_s)
             if not self._waits:
                 return
-            await self._look(list(self._waits))  # the follower tells the waiters of errors
+            await self._look(list(self._waits))  # the follower reports errors to the waiters

@@ -1,10 +1,10 @@
 """The queue of a group commit: calls that wait at the same moment share a commit.
 
-One task, the *leader*, carries out one group after the other while calls wait; the next group gathers
-meanwhile. So a call alone waits for nobody. It is a task of the client: a caller that is cancelled takes
-nothing from the others.
+One task, the *leader*, carries out one group after the other while calls wait; meanwhile the next group
+gathers. So a single call does not wait for others. The leader is a task of the client: a cancelled caller
+does not affect the others.
 
-What a group is, and how it is carried out, the owner of the queue says.
+The owner of the queue decides which calls make a group, and carries it out.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from aiopersist.base.supervisor import Supervisor
 
 T = TypeVar("T")
 
-GATHER_TURNS = 4  # of the loop: a call may take some from an answer to the next call
+GATHER_TURNS = 4  # turns of the loop: a caller may need some from an answer to its next call
 
 
 class GroupQueue(Generic[T]):
-    """See the header. `carry_out` takes a group and carries it out. `False`: none was ready, so the leader
-    ends, until `begin`."""
+    """See the header. `carry_out` takes a group and carries it out. If it returns `False`, no group was
+    ready, and the leader ends until `begin`."""
 
     def __init__(
         self, supervisor: Supervisor, name: str, carry_out: Callable[[], Awaitable[bool | None]]
@@ -32,15 +32,16 @@ class GroupQueue(Generic[T]):
         self._carry_out = carry_out
         self._leader: asyncio.Task[None] | None = None
         self.waiting: dict[T, None] = {}
-        """The calls, in their order."""
+        """The waiting calls, in order."""
 
     def add(self, call: T) -> None:
-        """It waits from now on."""
+        """Add a call to the queue."""
         self.waiting[call] = None
         self.begin()
 
     def begin(self) -> None:
-        """Carry out what waits, from the next turn of the loop on: calls of this one belong to the group."""
+        """Carry out the waiting calls from the next turn of the loop on: calls of this turn belong to the
+        group."""
         if self._leader is None or self._leader.done():
             self._leader = self._supervisor.spawn(self._lead(), self._name)
 
@@ -49,8 +50,8 @@ class GroupQueue(Generic[T]):
             await self._gathered()
 
     async def _gathered(self) -> None:
-        """Where calls wait, those come, too, that go on with the answers of the last group. Else the few that
-        missed it would go by themselves, the others after them, and so for ever."""
+        """Wait some turns for callers that continue after the answers of the last group. Otherwise the few
+        calls that missed the last group would go first, the others after them, and so on for ever."""
         for _ in range(GATHER_TURNS):
             waiting = len(self.waiting)
             if not waiting:
@@ -60,26 +61,26 @@ class GroupQueue(Generic[T]):
                 return
 
     def take(self, most: int | None = None) -> list[T]:
-        """The first ones, `most` at most: they wait no longer."""
+        """Remove and return the first calls, at most `most`."""
         if most is None or most >= len(self.waiting):
-            taken, self.waiting = list(self.waiting), {}
-            return taken
-        taken = list(islice(self.waiting, most))
-        for call in taken:
+            calls, self.waiting = list(self.waiting), {}
+            return calls
+        calls = list(islice(self.waiting, most))
+        for call in calls:
             del self.waiting[call]
-        return taken
+        return calls
 
     def withdraw(self, call: T) -> bool:
-        """It waits no longer; whether it did."""
+        """Remove a call; returns whether it was waiting."""
         return call in self.waiting and self.waiting.pop(call) is None
 
     async def idle(self, timeout_s: float) -> None:
-        """Wait until nothing is carried out, for so long at most."""
+        """Wait until no group is carried out, at most so long."""
         if self._leader is not None and not self._leader.done():
             await asyncio.wait([self._leader], timeout=timeout_s)
 
     async def stop(self) -> None:
-        """Cancel what is carried out."""
+        """Cancel the group that is carried out."""
         if self._leader is not None and not self._leader.done():
             self._leader.cancel()
             await asyncio.wait([self._leader])

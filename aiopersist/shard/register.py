@@ -1,14 +1,14 @@
-"""The one in-memory state of a shard, shared by all handles of a process.
+"""The in-memory state of a shard, which all handles of a process share.
 
 The state only moves forward, in three ways:
 - A *refresh* reads the head and the versions after our state. One read serves all callers that asked before
-  it was sent, so each caller sees everything that was written before it asked: a refresh is linearizable.
-- A commit of our own installs the state that it wrote (`shard/commit.py`).
-- A look at many shards *offers* the head that it found, and so does the answer to a commit that lost its
-  race. An offer serves no caller of `refresh`: it may have been read before the caller asked.
+  it was sent, so each caller sees all earlier writes: a refresh is linearizable.
+- A commit of this client installs the state that it wrote (`shard/commit.py`).
+- A look at many shards *offers* the head that it read, and so does the answer to a lost commit. An offer
+  serves no caller of `refresh`: it may have been read before the caller asked.
 
-**Waiting.** Every new state wakes the waiters, a commit of our own without any I/O. While there
-are waiters, the client's follower brings news of the shard (`shard/follow.py`). A lost hint costs
+**Waiting.** Every new state wakes the waiters; after a commit of this client without any I/O. While there are
+waiters, the client's follower brings news of the shard (`shard/follow.py`). A lost hint costs
 `settings.watch_timeout_s`.
 """
 
@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 Waiter: TypeAlias = "asyncio.Future[None]"
 
-WOKEN_AT_ONCE = 16  # waiters in a turn of the loop; each runs for some 0.1 ms
-TURN_S = 0.25  # long for a statement, short for a caller: after it commits race instead of waiting
+WOKEN_AT_ONCE = 16  # waiters in a turn of the loop; each runs for about 0.1 ms
+TURN_S = 0.25  # long for a statement, short for a caller; afterwards commits race instead of waiting
 
 
 class Register:
@@ -42,25 +42,25 @@ class Register:
         self.shard = shard
         self.state: State | None = None
         self.is_wall = False
-        """Whether its times are those of the consensus store's clock, as far as is known."""
+        """Whether its times are those of the consensus store's clock, if that is known."""
         self.label_of: Callable[[], str] = lambda: f"shard {shard}"
-        """The shard as the user calls it."""
+        """The label of the shard for users."""
         self.losses = Losses()
-        """Of commits."""
+        """Lost races of commits."""
         self.refusals = Losses()
-        """Of appends, each planned anew by its caller: an attempt may take several commits."""
+        """Lost races of appends, which their callers plan again: an attempt may take several commits."""
         self.refused_at: object = None
-        """The upper that the last one of these expected."""
+        """The upper that the last lost append expected."""
         self.is_own = False
-        """Whether a commit of this client made the newest state that is known."""
+        """Whether a commit of this client made the newest known state."""
         self.drops = Drops()
-        """What the versions dropped that led here."""
+        """The parts that earlier versions dropped."""
         self.pins: Counter[int] = Counter()
         self.on_commit: Callable[[State], None] | None = None
-        """Called with the state after each commit of our own, without an await: begins the maintenance that
-        is due."""
+        """Called, without an await, with the state after each commit of this client: begins due
+        maintenance."""
         self.on_news: Callable[[State], None] | None = None
-        """Called with each newer state, without an await."""
+        """Called, without an await, with each newer state."""
         self.stack = stack
         self.key = consensus_key(shard)
         self._turn = asyncio.Lock()
@@ -68,7 +68,7 @@ class Register:
         self._reading: asyncio.Task[None] | None = None
         self._queued: asyncio.Task[None] | None = None
         self._waiters: dict[Waiter, object] = {}
-        """In the order in which they came. Whose commits do not wake them: see `wait`."""
+        """In order of arrival, with the slot whose commits do not wake them: see `wait`."""
 
     @property
     def seqno(self) -> int | None:
@@ -86,8 +86,8 @@ class Register:
     # --- reading ---------------------------------------------------------------------------------
 
     async def refresh(self) -> State | None:
-        """The state as it was at some moment after this call began, or newer. One request when nothing
-        or one version is new, shared by all callers that ask meanwhile."""
+        """The state at a moment after this call began, or newer. One request if at most one version is new,
+        shared by all callers that ask meanwhile."""
         spawn = self.stack.supervisor.spawn
         if self._reading is None or self._reading.done():
             task = self._reading = spawn(self._read(), "read a shard's head", eager=True)
@@ -99,8 +99,8 @@ class Register:
         return self.state
 
     async def lost(self, head: Versioned) -> bool:
-        """A commit of our own lost its race: take the version that came with the answer; whether it is
-        newer."""
+        """A commit of this client lost its race: take the version that came with the answer. Returns whether
+        it is newer."""
         sent = self.state
         if sent is None or head.seqno <= sent.seqno:
             return False
@@ -120,9 +120,8 @@ class Register:
         await self.offer(sent, await self.stack.consensus.head(self.key))
 
     async def offer(self, sent: State, head: Versioned | None) -> None:
-        """Take `head`, which was read at a moment after `sent` was known here, or is newer, as the newest
-        version."""
-        if sent.finalized and (head is None or head.seqno < sent.seqno):  # final, even without its tombstone
+        """Take `head` as the newest version. It was read after `sent` was known here, or is newer."""
+        if sent.finalized and (head is None or head.seqno < sent.seqno):  # its tombstone may be deleted
             return
         if head is None and await self._may_be_forgotten(sent):
             self.install(finalized(sent))
@@ -153,14 +152,14 @@ class Register:
         )
 
     def install(self, state: State | None, after: State | None = None, *, by: object = None) -> None:
-        """Make `state` the known one, if it is newer. Its history was read from the state `after` on. `by`:
-        the slot through which it was committed here."""
-        known = self.state
-        if state is None or (known is not None and state.seqno <= known.seqno):
+        """Install `state`, if it is newer. Its history was read from the state `after` on. `by`: the slot of
+        its commit in this client."""
+        newest = self.state
+        if state is None or (newest is not None and state.seqno <= newest.seqno):
             return
         self.is_own = by is not None
-        if known is not None and known is after:
-            self.drops.follow(known, state)
+        if newest is not None and newest is after:
+            self.drops.follow(newest, state)
         else:
             self.drops.begin(state)
         self.state, self.is_wall = state, state.is_wall
@@ -172,7 +171,7 @@ class Register:
             self._notify(self.on_news, state)
 
     def committed(self, before: State | None, after: State, by: object) -> None:
-        """A commit of our own, through the slot `by`, made `after`, which follows `before`, durable."""
+        """A commit of this client, through the slot `by`, made `after` durable, which follows `before`."""
         self.losses.in_a_row = 0
         if before is None or after.upper != before.upper:
             self.refusals.in_a_row = 0
@@ -182,8 +181,8 @@ class Register:
             self._notify(self.on_commit, after)
 
     def _notify(self, listener: Callable[[State], None], state: State) -> None:
-        """Call `listener`, and keep the error that it raises: the caller would take the commit for failed,
-        though the version is durable."""
+        """Call `listener`, and keep its error: otherwise the caller would take a durable commit for
+        failed."""
         try:
             listener(state)
         except Exception as error:
@@ -194,8 +193,8 @@ class Register:
     async def wait(self, ready: Callable[[State], T | None], *, own: object = None) -> T:
         """The first result of `ready(state)` that is not `None`; `ready` is called with each newer state, and
         may raise. Meanwhile the client's follower looks at the shard when a hint comes, and every
-        `settings.watch_timeout_s`. Commits through the slot `own` do not wake it: the caller
-        knows of them."""
+        `settings.watch_timeout_s`. Commits through the slot `own` do not wake the caller, who knows of
+        them."""
         loop = asyncio.get_running_loop()
         while True:
             if (state := self.state) is not None:
@@ -212,7 +211,7 @@ class Register:
                 self._waiters.pop(waiter, None)
 
     @property
-    def wanted(self) -> bool:
+    def has_waiters(self) -> bool:
         """Whether there are waiters."""
         return bool(self._waiters)
 
@@ -221,29 +220,29 @@ class Register:
         self._wake(iter(list(self._waiters)), lambda waiter: waiter.set_exception(error))
 
     def _wake(self, waiters: Iterator[Waiter], settle: Callable[[Waiter], None]) -> None:
-        """Wake some waiters in this turn of the loop, the others in the next ones: there may be thousands,
-        and other tasks must not wait for the work of all of them."""
-        some = list(islice(waiters, WOKEN_AT_ONCE))
-        for waiter in some:
+        """Wake some waiters in this turn of the loop, the others in later turns: there may be thousands, and
+        other tasks must not wait for all of them."""
+        first = list(islice(waiters, WOKEN_AT_ONCE))
+        for waiter in first:
             if not waiter.done():
                 settle(waiter)
-        if len(some) == WOKEN_AT_ONCE:
+        if len(first) == WOKEN_AT_ONCE:
             asyncio.get_running_loop().call_soon(self._wake, waiters, settle)
 
     @property
     def waiters(self) -> int:
-        """How many wait for news."""
+        """The number of waiters for news."""
         return len(self._waiters)
 
     @property
     def queueing(self) -> int:
-        """How many commits wait for their turn."""
+        """The number of commits that wait for their turn."""
         return self._queueing
 
     # --- pins ------------------------------------------------------------------------------------
 
     def pin(self, seqno: int) -> Callable[[], None]:
-        """Keep the blobs that versions from `seqno` on name, for this process's readers, until the result is
+        """Keep the blobs of versions from `seqno` on, for this process's readers, until the result is
         called."""
         self.pins[seqno] += 1
         released = False
@@ -261,10 +260,10 @@ class Register:
     # --- turns -----------------------------------------------------------------------------------
 
     async def take_turn(self) -> bool:
-        """Wait for the turn to commit, `TURN_S` at most; says whether it was taken. Turns save vain
-        statements, since only one of several for the same version can win; the limit keeps a statement that
-        hangs from blocking the others."""
-        if not self._turn.locked() and not self._queueing:  # else those that wait go first
+        """Wait for the turn to commit, at most `TURN_S`; returns whether the caller has it. Turns save
+        statements, since only one of several for the same version can win. With the limit, a hanging
+        statement does not block the others."""
+        if not self._turn.locked() and not self._queueing:  # else the waiting callers go first
             return await self._turn.acquire()
         self._queueing += 1
         try:

@@ -1,8 +1,8 @@
-"""A registered writer, kept alive while something in this process needs it: the handle, its builders, and the
-batches that were built under it and are not consumed yet; or batches that another process built.
+"""A registered writer. Heartbeats keep it alive as long as this process needs it: for the handle, its
+builders, and unconsumed batches that were built under it, perhaps in another process.
 
-Heartbeats do not wait for the appends of the handle: an append that waits for a slow store must
-not cost the registration. The next heartbeat repeats a lost one, so none needs settling.
+Heartbeats do not wait for the appends of the handle: a slow append must not cost the registration. The next
+heartbeat repeats a lost one, so none needs settling.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from aiopersist.state.writing import ExpireWriter, HeartbeatWriter, RegisterWrit
 
 T = TypeVar("T")
 
-LOST_MAX = 5  # registrations that one call may lose: each time the process stood still, or the way was bad
-BATCHES_MAX = 256  # batches built under one registration: the state keeps the ids of those handed over
-LENT_BATCHES_MAX = 65_536  # the same where other processes build under it: some MB of ids in rollups
+LOST_MAX = 5  # registrations that one call may lose, when the process stands still or the connection is bad
+BATCHES_MAX = 256  # batches built under one registration: the state keeps the ids of the handed-over ones
+LENT_BATCHES_MAX = 65_536  # the same if other processes build under it: some MB of ids in rollups
 
 
 async def begun_anew(job: Callable[[], Awaitable[T]], lost: type[Error] = BatchExpired) -> T:
-    """Do `job`, which finds or makes a registration and works under it. If that is `lost`, begin anew: it ran
-    out meanwhile, since the process stood still."""
+    """Do `job`, which works under a registration. After an error `lost` begin again: the registration ran out
+    because the process stood still."""
     for _ in range(LOST_MAX - 1):
         with suppress(lost):
             return await job()
@@ -36,18 +36,19 @@ async def begun_anew(job: Callable[[], Awaitable[T]], lost: type[Error] = BatchE
 
 
 class Registration:
-    """See the header. `writer` is the id that blob keys carry."""
+    """See the header. `writer` is the id in the keys of blobs."""
 
     def __init__(self, shard: Shard, writer: str, lease_s: float) -> None:
         self.writer = writer
         self.handed_over: set[str] = set()
-        """Ids of batches that left this process: the registration must outlive this handle."""
+        """Ids of batches that left this process: for them the registration must outlive the handle."""
         self.lent = False
-        """Whether other processes may build under it: then heartbeats keep it while the handle is open."""
+        """Whether other processes may build under it. Then heartbeats keep it as long as the handle is
+        open."""
         self.built = 0
-        """Batches that this process began under it."""
+        """The number of batches that this process began under it."""
         self.on_unused: Callable[[], object] = lambda: None
-        """Called when nothing in this process needs it any more."""
+        """Called when this process needs it no longer."""
         self._shard = shard
         self._lease_s = lease_s
         self._users = 0
@@ -58,9 +59,8 @@ class Registration:
 
     @classmethod
     async def fresh(cls, shard: Shard, lease_s: float | None = None) -> "Registration":
-        """A new registration, with the lease of writers unless another is given. One commit. An id whose
-        registration failed, or of which nobody can tell whether it did, is never used again: then another
-        one is tried, a few times."""
+        """A new registration, by default with the lease of writers. One commit. After a failure, or an
+        unknown outcome, the id is not used again: a few other ids are tried."""
         lease_s = shard.stack.settings.writer_lease_s if lease_s is None else lease_s
         return await begun_anew(partial(cls._of_a_new_id, shard, lease_s), Unknowable)
 
@@ -70,7 +70,7 @@ class Registration:
         try:
             await commit(shard.register, RegisterWriter(writer, lease_s), slot)
         except BaseException:
-            if slot.busy:  # it may have happened, or may still, and no handle knows the id
+            if slot.busy:  # the commit may have happened, or may still happen, and no handle has the id
                 shard.stack.supervisor.spawn(
                     _undo(shard, writer, slot), "end a registration that no handle knows"
                 )
@@ -84,7 +84,8 @@ class Registration:
         return cls(shard, writer, shard.stack.settings.writer_lease_s if record is None else record.lease_s)
 
     async def renew(self) -> None:
-        """A heartbeat, if one is due; `BatchExpired` if it is gone, as far as this process knows."""
+        """A heartbeat, if one is due; `BatchExpired` if the registration has ended, as far as this process
+        knows."""
         record = self._shard.state.writers.get(self.writer)
         now = await self._shard.stack.consensus.now()
         try:
@@ -102,7 +103,7 @@ class Registration:
 
     @property
     def is_usable(self) -> bool:
-        """Whether more can be appended, and built, under it."""
+        """Whether further batches can be appended and built under it."""
         state, writer = self._shard.register.state, self.writer
         return (
             state is not None
@@ -113,7 +114,7 @@ class Registration:
 
     @property
     def in_use(self) -> bool:
-        """Whether anything but the handle that releases it needs it."""
+        """Whether it has users besides the handle that releases it."""
         return self._users > 0 or bool(self.handed_over)
 
     def hold(self) -> None:
@@ -131,16 +132,15 @@ class Registration:
             self.on_unused()
 
     def release_from_anywhere(self) -> None:
-        """`release`, from whatever thread the garbage collector runs in."""
+        """`release` from any thread, for the garbage collector."""
         try:
             self._loop.call_soon_threadsafe(self.release)
         except RuntimeError:  # the loop is closed, and heartbeats have ended
             pass
 
     def retire(self) -> None:
-        """The handle has a newer registration. Heartbeats keep this one while batches that were built under
-        it are in this process, or were handed over and are not spent yet. If it is full, only its users keep
-        it."""
+        """The handle has a newer registration. Heartbeats keep this one as long as it has batches in this
+        process, or handed-over batches that are not consumed. If it is full, only its users keep it."""
         if self.alive and not self.is_full:
             self._retired = True
         else:
@@ -148,11 +148,11 @@ class Registration:
 
     @property
     def is_full(self) -> bool:
-        """Whether other processes must build no further batches under it."""
+        """Whether other processes may build no further batches under it."""
         return spent_under(self._shard.state, self.writer) >= LENT_BATCHES_MAX
 
     def stop(self) -> None:
-        """Stop the heartbeats, even if something needs the registration: its lease runs out."""
+        """Stop the heartbeats, even if the registration is in use: its lease runs out."""
         self._stopped = True
         self._end_heartbeats()
 
@@ -170,13 +170,13 @@ class Registration:
         is_needed = not self._retired or self.lent or self._users != 1 or not self.alive
         if not is_needed and spent_under(self._shard.state, self.writer) >= len(self.handed_over):
             await self.expire()
-            self.release()  # the handle's use; last, since it cancels this very task
+            self.release()  # the handle's use; last, since this cancels the present task
             return
         await commit(self._shard.register, HeartbeatWriter(self.writer))
 
 
 def spent_under(state: State, writer: str) -> int:
-    """How many batches built under `writer` are known to have been appended or deleted."""
+    """The number of batches of `writer` that the state knows as appended or deleted."""
     return len(state.consumed.get(writer, ()))
 
 

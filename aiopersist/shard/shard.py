@@ -1,4 +1,4 @@
-"""A shard as one client sees it: its register, its schemas, and the reader that all handles share."""
+"""A shard in one client: its register, its schemas, and the reader that all handles share."""
 
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ class Shard:
     def __init__(self, stack: Stack, shard_id: ShardId, name: str | None = None) -> None:
         self.id = shard_id
         self.name = name
-        """The name by which it was opened last; `None`: by its id."""
+        """The name by which it was opened last; `None` if by its id."""
         self.stack = stack
         self.register = Register(stack, shard_id)
         self.register.label_of = lambda: self.label
@@ -33,12 +33,12 @@ class Shard:
 
     @property
     def label(self) -> str:
-        """Its name in errors and logs: the name as it was opened, else its id."""
+        """Its label in errors and logs, with its name or id."""
         return f"{self.id.kind} {self.id if self.name is None else repr(self.name)}"
 
     @property
     def known_as(self) -> str:
-        """Its name as it was opened, else its id."""
+        """The name by which it was opened, else its id."""
         return str(self.id) if self.name is None else self.name
 
     @property
@@ -61,9 +61,9 @@ class Shard:
     async def open_or_create(
         self, schema: Schema[Any, Any, Any], clock: Clock = Clock.LOGICAL, *, table: bool = False
     ) -> State:
-        """Open the shard, or create it by one commit more, with that clock, perhaps as a table. After a
-        creation the name is read again: if it was dropped meanwhile, however long ago, the new shard is
-        finalized, and no user has seen it."""
+        """Open the shard, or create it by one more commit, with that clock, perhaps as a table. After a
+        creation the name is read again: if it was dropped meanwhile, the new shard, which no user has seen,
+        is finalized."""
         if await self.register.refresh() is None:
             await self.stack.imported("aiopersist.state.lifecycle")
             from aiopersist.state.lifecycle import Create, Finalize
@@ -75,33 +75,33 @@ class Shard:
         return await self.open()
 
     async def settle_senders(self) -> None:
-        """Return once no append of this client to the shard is under way, and no outcome unknown."""
+        """Wait until no append of this client to the shard is under way, and all outcomes are known."""
         for idle in [idle for idle, shard in self.stack.senders.items() if shard == self.id]:
             await idle()
 
     def schema(self, schema_id: int) -> Schema[Any, Any, Any]:
-        """The stored schema of that id, in Arrow types. `ShardFinalized` where it is gone, and was not read
-        before."""
+        """The stored schema of that id, in Arrow types. `ShardFinalized` if the shard was finalized, and the
+        schema was not read before."""
         if schema_id not in self._schemas:
             live(self.state)
             self._schemas[schema_id] = Schema.from_record(self.state.schemas[schema_id])
         return self._schemas[schema_id]
 
     def as_stored(self, schema: Schema[K, V, Any]) -> Schema[K, V, Any]:
-        """`schema` in the encoding of texts and bytes that the shard has; `CodecMismatch` if it does not know
-        it in any."""
-        known = [self.schema(schema_id) for schema_id in sorted(self.state.schemas, reverse=True)]
-        if any(stored.same_as(schema) for stored in known):
+        """`schema` in the shard's encoding of texts and bytes; `CodecMismatch` if the shard has the schema in
+        no encoding."""
+        schemas = [self.schema(schema_id) for schema_id in sorted(self.state.schemas, reverse=True)]
+        if any(stored.same_as(schema) for stored in schemas):
             return schema
-        from aiopersist.data.types.encodings import encoded_as  # few shards are encoded otherwise
+        from aiopersist.data.types.encodings import encoded_as  # imported late: few shards need it
 
-        for stored in known:
-            if stored.same_as(found := encoded_as(schema, stored)):
-                return found
+        for stored in schemas:
+            if stored.same_as(encoded := encoded_as(schema, stored)):
+                return encoded
         raise mismatch(self.schema(self.state.schema_id), schema, shard_id=self.id)
 
     def schema_id(self, schema: Schema[Any, Any, Any]) -> int:
-        """The id under which the shard knows `schema`; `CodecMismatch` if it does not."""
+        """The id of `schema` in the shard; `CodecMismatch` if the shard does not have it."""
         for schema_id in sorted(self.state.schemas, reverse=True):
             if self.schema(schema_id).same_as(schema):
                 return schema_id

@@ -1,7 +1,7 @@
-"""What all calls of one client share: its shards by id, and the life of the handles that it opens.
+"""The shards of one client by id, and the life of its handles. All calls of the client share this.
 
-`Client` is a list of forwards: each of its calls is a function of this object, in the package that the call
-is about. So one file shows what a client can do, and each package shows how.
+`Client` is a list of forwards: each of its calls is a function of a `Shards`, in the package of its subject.
+So one file shows what a client can do, and each package shows how.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from aiopersist.storage.consensus import Consensus
 H = TypeVar("H", bound=Handle)
 
 KEPT_FOR_PIECES = 8  # shards
-CLOSE_AT_ONCE = 64  # handles closed at the same time: their commits go as a few statements
+CLOSE_AT_ONCE = 64  # handles closed at the same time: a few statements have their commits
 
 
 class Shards:
@@ -46,14 +46,14 @@ class Shards:
         *,
         readonly: bool,
     ) -> None:
-        self._known: WeakValueDictionary[str, Shard] = WeakValueDictionary()
-        label_of = _labels(self._known)
+        self._open: WeakValueDictionary[str, Shard] = WeakValueDictionary()
+        label_of = _labels(self._open)
         self.calls = Scope("the client", label_of=label_of)
-        """The scope of the client's calls. It ends first: then nothing new begins."""
+        """The scope of the client's calls. It ends first, so that no new call begins."""
         self.scope = Scope("the client", label_of=label_of)
-        """The scope of handles. It ends once they are closed."""
+        """The scope of handles. It ends after they are closed."""
         owner = Supervisor(runtime, label_of)
-        owner.apart = measures.tracing.apart
+        owner.background_context = measures.tracing.background_context
         follower = Follower(consensus, settings.watch_timeout_s, owner)
         clock = StoreClock(consensus, runtime)
         self.stack = Stack(
@@ -71,15 +71,15 @@ class Shards:
         )
         self.on_new: Callable[[Shard], None] = lambda shard: None
         """Called with each shard that is seen for the first time."""
-        self._handles: dict[Handle, None] = {}  # no set: they are closed in one order
+        self._handles: dict[Handle, None] = {}  # no set: they are closed in a fixed order
         self._openings: set[asyncio.Future[None]] = set()
         self._recent: deque[Shard] = deque(maxlen=KEPT_FOR_PIECES)
 
     def at(self, shard_id: ShardId, name: str | None = None) -> Shard:
-        """The shard of that id, whether it exists or not; `name` is what the user calls it. No I/O."""
-        shard = self._known.get(shard_id)
+        """The shard of that id, whether it exists or not; `name` is its name for the user. No I/O."""
+        shard = self._open.get(shard_id)
         if shard is None:
-            shard = self._known[shard_id] = Shard(self.stack, shard_id)
+            shard = self._open[shard_id] = Shard(self.stack, shard_id)
             self.on_new(shard)
         if name is not None and name != shard_id:
             shard.name = name
@@ -92,18 +92,18 @@ class Shards:
         return shard
 
     async def of_a_piece(self, name: str) -> Shard:
-        """`existing`, for a piece of work of another process. No handle keeps such a shard, so the last few
-        are kept here: otherwise each piece would load the state anew."""
+        """`existing`, for a piece of work of another process. No handle keeps this shard alive, so the last
+        few are kept here: otherwise each piece would load the state again."""
         shard = await self.existing(name)
         self._recent.append(shard)
         return shard
 
     async def named(self, name: str) -> Shard:
-        """The shard of that name or id; a free name is taken for a shard that does not exist yet."""
+        """The shard of that name or id; a free name gets the id of a shard that does not exist yet."""
         return self.at(await resolve_or_create(self.stack, name, ShardId), name)
 
     def opening(self, opener: Callable[[], Awaitable[H]], call: str) -> Opening[H]:
-        """The opening of the handle that `opener` returns; `call` is the call as the user wrote it."""
+        """The opening of the handle that `opener` returns; `call` is the user's call, for messages."""
         return Opening(lambda: self._opened(opener), call)
 
     def clock(self) -> tuple[float, float]:
@@ -115,20 +115,20 @@ class Shards:
 
     def registers(self) -> list[Register]:
         """The states of the shards that are open."""
-        return [shard.register for known in self._known.valuerefs() if (shard := known()) is not None]
+        return [shard.register for reference in self._open.valuerefs() if (shard := reference()) is not None]
 
     def handles(self) -> list[Handle]:
         """Every handle that is open."""
         return list(self._handles)
 
     async def release(self) -> list[Error]:
-        """End the calls, then close every handle. Returns what they raise: acknowledgements that are not
+        """End the calls, then close all handles. Returns their errors: acknowledgements that are not
         durable."""
         self.calls.close()
         self.stack.supervisor.begin_end()
         closings = [partial(_closed, handle) for handle in self.handles()]
-        _, found = await both(self._drain, partial(run_bounded, CLOSE_AT_ONCE, closings))
-        return [error for error in found if error is not None]
+        _, errors = await both(self._drain, partial(run_bounded, CLOSE_AT_ONCE, closings))
+        return [error for error in errors if error is not None]
 
     async def _opened(self, opener: Callable[[], Awaitable[H]]) -> H:
         self.calls.check()
@@ -137,7 +137,7 @@ class Shards:
         try:
             with self.scope.call():
                 handle = await opener()
-            self._handles[handle] = None  # a handle that the user drops must be closed, too
+            self._handles[handle] = None  # a handle that the user has dropped must be closed, too
             handle._scope.on_close = partial(self._ended, handle, handle._scope.on_close)
             if self.calls.closed:
                 await handle.aclose()
@@ -166,8 +166,7 @@ async def _closed(handle: Handle) -> Error | None:
 
 
 def _labels(shards: WeakValueDictionary[str, Shard]) -> Callable[[str], str | None]:
-    """A function that says what the user calls the shard of an id, if it is open. It keeps no client
-    alive."""
+    """A function from the id of an open shard to its label for users. It does not keep the client alive."""
 
     def label_of(shard_id: str) -> str | None:
         shard = shards.get(shard_id)

@@ -1,4 +1,4 @@
-"""The stores, limits, clock and tasks that every part of a client uses, built once."""
+"""The stores, limits, clock and tasks that all parts of a client use, built once."""
 
 import asyncio
 import logging
@@ -29,12 +29,12 @@ T = TypeVar("T")
 
 log = logging.getLogger("aiopersist").getChild("maintenance")
 
-ON_THE_LOOP_BYTES = 32 * 1024  # the work on fewer takes less time than reaching a thread
-SLICE_BYTES = 160 * 1024  # of plain values: to decode or to sort them takes about a millisecond
-ON_THE_LOOP_ROWS = 512  # the same for work that takes time for each row
-SIGNATURE_MAX = 64  # characters: the id of a reader stands in the state
+ON_THE_LOOP_BYTES = 32 * 1024  # work on fewer takes less time than the way to a thread
+SLICE_BYTES = 160 * 1024  # rows of plain values: to decode or sort them takes about a millisecond
+ON_THE_LOOP_ROWS = 512  # the same for work on single rows
+SIGNATURE_MAX = 64  # characters: the state has the ids of readers
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._:/-]")
-THREADS = 4  # for work on columns, whose kernels release the GIL; more would only cost memory
+THREADS = 4  # threads for work on columns, whose kernels release the GIL; more would only cost memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,30 +51,30 @@ class Stack:
     clock: StoreClock
     """The clock of the consensus store."""
     name: str
-    """Of this client, to other clients that race with it."""
+    """The name of this client for other clients that race with it."""
     threads: Threads = field(default_factory=partial(Threads, THREADS, "aiopersist compute"))
     thread: ThreadPoolExecutor | None = None
-    """The only thread to compute on; `None`: any of `threads`. See `on_one_thread`."""
+    """The only thread for work; `None`: any of `threads`. See `on_one_thread`."""
     senders: dict[Callable[[], Awaitable[None]], str] = field(default_factory=dict)
-    """Wait until no append of a handle is under way, and no outcome unknown. By shard. A handle that is
-    closed stays here until its last append is settled."""
+    """By shard, functions that wait until no append of a handle is under way, and all outcomes are known. A
+    closed handle stays here until its last append is settled."""
     turns: ReadTurns = field(default_factory=ReadTurns)
-    """Of reads for clients that may be many, and slow."""
+    """Turns of reads for many slow clients."""
     readonly: bool = False
-    """Whether nothing may be written, leases included."""
+    """Whether the client may not write, leases included."""
     metrics: Metrics = field(default_factory=NoMetrics)
     """Counts what the client does."""
     tracing: Tracing = NO_TRACING
     """Spans of what the client does."""
 
     def stall_log(self, what: Callable[[], str]) -> StallLog:
-        """The log of a wait that begins now; a long one is counted."""
+        """The log of a wait that begins now; long waits are counted."""
         return StallLog(what, self.runtime, self.metrics.stalled)
 
     @contextmanager
     def work(self, kind: str, shard: str) -> Iterator[OngoingWork]:
-        """Surrounds long work on a shard, a `compaction` or a `collection`: it is counted, timed and traced.
-        The caller says whether anything was done."""
+        """A scope for long work on a shard, a `compaction` or a `collection`, which counts, times and traces
+        it. The caller notes whether anything was done."""
         began = self.runtime.monotonic()
         with self.tracing.span(kind, shard), self.metrics.work(kind) as work:
             yield work
@@ -84,27 +84,28 @@ class Stack:
             log.debug("a %s of shard %r took %.3f s", kind, shard, seconds, extra=extra)
 
     def signed(self, id: str) -> str:
-        """`id` with the name of this client and its process: so people see who owns a registration."""
+        """`id` with the name of this client and its process, so that people see the owner of a
+        registration."""
         name, process = self.settings.client_name, self.runtime.process()
         return f"{id}@{_UNUSUAL.sub('-', f'{name}/{process}' if name else process)[:SIGNATURE_MAX]}"
 
     async def compute(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run `work`, which takes more than a millisecond, on a worker thread. A cancelled caller stops
-        waiting; the work goes on, and its result is dropped."""
+        waiting; the work continues, and its result is dropped."""
         if self.thread is not None:
             loop = asyncio.get_running_loop()
             try:
                 running = loop.run_in_executor(self.thread, partial(work, *args, **kwargs))
             except RuntimeError:
-                pass  # all executors end with the main thread; the loop may go on in another one
+                pass  # all executors end with the main thread; the loop may run on in another thread
             else:
                 return await running
         return await self.threads.run(partial(work, *args, **kwargs))
 
     @contextmanager
     def on_one_thread(self) -> Iterator["Stack"]:
-        """A stack that computes on a thread of its own, for long work in bounded memory: an allocator reuses
-        memory that the same thread freed, but not memory that another thread freed."""
+        """A stack that works on a thread of its own, for long work in bounded memory: an allocator reuses
+        memory that the same thread freed, but not memory of other threads."""
         thread = ThreadPoolExecutor(1, thread_name_prefix="aiopersist compute")
         try:
             yield replace(self, thread=thread)
@@ -112,14 +113,14 @@ class Stack:
             thread.shutdown(wait=False)
 
     async def imported(self, *modules: str) -> None:
-        """Return when these are imported: on a worker thread, unless they are there."""
+        """Import these on a worker thread, unless they are imported."""
         if not are_imported(modules):
             await self.compute(import_all, modules)
 
     async def ready_to_convert(self, schema: Schema[Any, Any, Any] | None = None) -> None:
-        """Import what the conversion of Python values needs, a second at the first time, on a worker thread;
-        nothing where the `schema` has plain values. What sorts lists is imported after that, beside the
-        caller."""
+        """Import on a worker thread what the conversion of Python values needs, which takes a second at the
+        first time; nothing if the `schema` has plain values. The library that sorts lists is imported later,
+        beside the caller."""
         plain = None if schema is None else plain_types(schema)
         if not is_warm() and (plain is None or plain.encoders is None):
             await self.compute(warm_up)
@@ -142,8 +143,8 @@ class Stack:
         return work(*args) if size <= ON_THE_LOOP_BYTES else await self.compute(work, *args)
 
     async def compute_slice(self, size: float, work: Callable[..., T], *args: Any) -> T:
-        """`compute_few` for the background. What takes a millisecond is done in a turn of the loop of its
-        own: a thread may hold the interpreter's lock for five, and the loop would wait for it."""
+        """`compute_few` for the background. Work of a millisecond gets its own turn of the loop: a thread may
+        hold the interpreter's lock for five, and the loop would wait for it."""
         if ON_THE_LOOP_BYTES < size <= SLICE_BYTES:
             await self.runtime.sleep(0)
             return work(*args)

@@ -1,16 +1,16 @@
-"""Reads for clients that may be many, and slow: few read at once, and few keep what they have read ahead.
+"""Reads for many slow clients: few of them read at once, and few keep what they have read ahead.
 
-A reader in bounded memory still decodes a row group to hand out a part of it, and keeps the rest for its next
-step. So readers take turns, and beyond so many the one that read longest ago lets go of what it has; it reads
-that again when it goes on. So the memory of all of them is that of a few, and of the steps that they handed
-out.
+A reader in bounded memory decodes a whole row group, hands out a part of it, and keeps the rest for its next
+step. So readers take turns. If too many keep a rest, the one that read longest ago drops its rest, and reads
+it again when it continues. So all readers together need the memory of a few, and of the steps that they
+handed out.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-TURNS = 4  # as many as threads that decode
+TURNS = 4  # the number of threads that decode
 
 
 class ReadTurns:
@@ -19,11 +19,11 @@ class ReadTurns:
     def __init__(self) -> None:
         self._turns = asyncio.Semaphore(TURNS)
         self._ahead: dict[Callable[[], None], None] = {}
-        """How readers let go, in the order in which they read."""
+        """Functions by which readers drop what they have, in the order in which they read."""
 
     @asynccontextmanager
     async def turn(self, let_go: Callable[[], None]) -> AsyncIterator[None]:
-        """A reader reads within. Later it may be told to let go of what it has read ahead."""
+        """The scope of a read. Later `let_go` may be called, to drop what was read ahead."""
         async with self._turns:
             yield
         self.forget(let_go)
@@ -34,5 +34,5 @@ class ReadTurns:
             oldest()
 
     def forget(self, let_go: Callable[[], None]) -> None:
-        """That reader has let go."""
+        """The reader has dropped what it had."""
         self._ahead.pop(let_go, None)

@@ -25,26 +25,26 @@ from aiopersist.write.pending import OfHandle, PendingAppend, wait_briefly
 
 
 def append_all(
-    appends: Sequence[PendingAppend], joined: Sequence[Attempt] = (), *, apart: bool = True
+    appends: Sequence[PendingAppend], joined: Sequence[Attempt] = (), *, own_task: bool = True
 ) -> Awaitable[None]:
     """Make all appends at one moment, or none. Each is of another shard. The `joined` attempts, of further
-    shards, share the commit; the caller settles these. `apart`: as in `commit_all`."""
+    shards, share the commit; the caller settles these. `own_task`: as in `commit_all`."""
     stack = (appends[0].session.shard if appends else joined[0].register).stack
     if stack.tracing.on:
-        return _append_within_span(stack.tracing, appends, joined, apart)
-    return _append_until_done(appends, joined, apart)
+        return _append_within_span(stack.tracing, appends, joined, own_task)
+    return _append_until_done(appends, joined, own_task)
 
 
 async def _append_within_span(
-    tracing: Tracing, appends: Sequence[PendingAppend], joined: Sequence[Attempt], apart: bool
+    tracing: Tracing, appends: Sequence[PendingAppend], joined: Sequence[Attempt], own_task: bool
 ) -> None:
     traces = [trace for append in appends for trace in append.traces]
     with tracing.span("append", ", ".join(append.session.shard.known_as for append in appends), *traces):
-        await _append_until_done(appends, joined, apart)
+        await _append_until_done(appends, joined, own_task)
 
 
 async def _append_until_done(
-    appends: Sequence[PendingAppend], joined: Sequence[Attempt], apart: bool
+    appends: Sequence[PendingAppend], joined: Sequence[Attempt], own_task: bool
 ) -> None:
     """Append; begin again if the parts of a writer were lost after its lease."""
     lost = 0
@@ -54,7 +54,7 @@ async def _append_until_done(
                 for append in appends:
                     if append.batch is None:
                         await append.prepare()
-                return await _append_in_turns(appends, joined, apart)
+                return await _append_in_turns(appends, joined, own_task)
             finally:
                 if deletions := [task for append in appends for task in append.release()]:
                     await wait_briefly(deletions)
@@ -74,7 +74,9 @@ async def _append_until_done(
                 append.begin_again()
 
 
-async def _append_in_turns(appends: Sequence[PendingAppend], joined: Sequence[Attempt], apart: bool) -> None:
+async def _append_in_turns(
+    appends: Sequence[PendingAppend], joined: Sequence[Attempt], own_task: bool
+) -> None:
     """Stage and commit, in the turns of all handles."""
     sessions, begun = [append.session for append in appends], list[OfHandle]()
     if len(sessions) > 1:
@@ -85,21 +87,21 @@ async def _append_in_turns(appends: Sequence[PendingAppend], joined: Sequence[At
             begun.append(session)
         staged = [append for append in appends if await append.stage()]
         if staged or joined:
-            await commit_staged(staged, joined, apart=apart)
+            await commit_staged(staged, joined, own_task=own_task)
     finally:
         for session in begun:
             session.end_turn()
 
 
 async def commit_staged(
-    appends: Sequence[PendingAppend], joined: Sequence[Attempt] = (), *, apart: bool = True
+    appends: Sequence[PendingAppend], joined: Sequence[Attempt] = (), *, own_task: bool = True
 ) -> list[Appended]:
     """Commit all appends and the `joined` attempts at one moment, or none. Each append then has its outcome,
-    or is pending. `apart`: as in `commit_all`."""
+    or is pending. `own_task`: as in `commit_all`."""
     while True:
         attempts = [append.attempt() for append in appends]
         try:
-            results = await commit_all([*attempts, *joined], apart=apart)
+            results = await commit_all([*attempts, *joined], own_task=own_task)
         except BaseException as error:
             for append in appends:
                 append.unanswered()

@@ -270,7 +270,7 @@ class Combiner:
             once = Once(hashes, stack.settings.once_keep_s)
             marks = transactions, room, apps_max, once
             pending.command = Write(upload.writer, stack.runtime.token(), batch, *marks)
-            (done,) = await commit_staged([pending], apart=False)
+            (done,) = await commit_staged([pending], own_task=False)
             return done
         finally:
             await pending.tidy()

@@ -103,9 +103,9 @@ async def test_a_client_that_takes_nothing_is_given_up(serve: Any) -> None:
         table = counts.of(app)
         await table.put_many((f"{n:0200}", n) for n in range(20_000))
         hold = (await opened(table)).shard.hold
-        before = sum(hold._needs.values())
+        before = sum(hold._pins.values())
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.sendall(b"GET /impatient HTTP/1.1\r\nHost: x\r\n\r\n")
-            await until(lambda: sum(hold._needs.values()) > before)
-            await until(lambda: sum(hold._needs.values()) == before)
+            await until(lambda: sum(hold._pins.values()) > before)
+            await until(lambda: sum(hold._pins.values()) == before)

@@ -50,9 +50,9 @@ def a_torn_commit(patch: pytest.MonkeyPatch) -> None:
     """The shards of a commit are written one after the other."""
     append_all = group.append_all
 
-    async def one_by_one(appends: Sequence[Any], joined: Sequence[Any] = (), *, apart: bool) -> None:
+    async def one_by_one(appends: Sequence[Any], joined: Sequence[Any] = (), *, own_task: bool) -> None:
         for append in appends:
-            await append_all([append], joined, apart=apart)
+            await append_all([append], joined, own_task=own_task)
 
     patch.setattr(group, "append_all", one_by_one)
 

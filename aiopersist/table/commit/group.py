@@ -347,14 +347,14 @@ class TableCommits:
             else:
                 records.append(planned)
         if not records and not has_acks:
-            await append_all(appends, apart=False)
+            await append_all(appends, own_task=False)
             return time
         try:
             joined = [await self._remembered(planned, time) for planned in records]
             if has_acks:
                 joined += await acks.attempts({planned.member.shard for planned in parts}, self._slots)
             with acks.sending() if has_acks else NOTHING:
-                await append_all(appends, joined, apart=False)
+                await append_all(appends, joined, own_task=False)
         finally:  # keep no shard but those whose attempts are to be settled
             busy = {shard: slot for shard, slot in self._slots.items() if slot.busy}
             self._slots = defaultdict(Slot, busy)
