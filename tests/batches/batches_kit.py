@@ -1,18 +1,12 @@
 """Helpers that the tests of staged batches share."""
 
-import uuid
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
 import aiopersist as ap
-from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
-from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
-from tests.support.schemas import SCHEMA
-from tests.support.shards import honest_and_faulty
+from aiopersist.storage.memory import MemoryBlob
 
 BLOB, INLINE = {"inline_writes_single_max_bytes": 0}, {"inline_writes_single_max_bytes": 16384}
 
@@ -38,20 +32,6 @@ EVERYWHERE = pytest.mark.parametrize(
     ],
     indirect=["location"],
 )
-
-
-async def history(client: ap.Client, since: Any = 0, schema: Any = SCHEMA) -> dict[Any, int]:
-    """All updates of the shard, summed, as a listen gives them; those at `since` are there too."""
-    sums: dict[Any, int] = {}
-    async with client.reader("t", schema) as r:
-        upper = await r.fetch_recent_upper()
-        async with r.subscribe(since) as updates:
-            async for step in updates.steps():
-                for key, val, time, diff in step.updates:
-                    sums[key, val, time] = sums.get((key, val, time), 0) + diff
-                if upper <= step.upper:
-                    break
-    return {update: diff for update, diff in sums.items() if diff}
 
 
 def summed_at(updates: Iterable[Sequence[Any]], as_of: int) -> list[Any]:
@@ -85,31 +65,3 @@ class Recorded(MemoryBlob):
     async def delete(self, keys: Sequence[str]) -> None:
         self.deleted += keys
         await super().delete(keys)
-
-
-@dataclass
-class Rig:
-    """One place in memory: `client` reaches it through `faults`, `honest` directly."""
-
-    client: ap.Client
-    honest: ap.Client
-    faults: Faults
-    blob: Recorded
-
-    async def parquet(self) -> list[str]:
-        return sorted([key async for key, _ in self.blob.list("") if key.endswith(".parquet")])
-
-
-@asynccontextmanager
-async def rig(**limits: Any) -> AsyncIterator[Rig]:
-    place, faults = uuid.uuid4().hex, Faults()
-    blob, consensus = Recorded(place), MemoryConsensus(place)
-    url = f"mem://{place}"
-    stores = FaultyBlob(blob, faults), FaultyConsensus(consensus, faults)
-    async with honest_and_faulty(url, *stores, **limits) as (honest, client):
-        try:
-            yield Rig(client, honest, faults, blob)
-        finally:
-            faults.heal()
-    await blob.aclose()
-    await consensus.aclose()

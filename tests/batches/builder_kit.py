@@ -1,20 +1,17 @@
 """Helpers that the tests of the batch builder share."""
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import aiopersist as ap
-from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
-from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
+from aiopersist.storage.memory import MemoryBlob
+from aiopersist.testing.faults import Faults
 from tests.support.schemas import KIND, SCHEMA
-from tests.support.shards import honest_and_faulty
+from tests.support.shards import parts_in
 
 RECORD, PARTS = ap.Added.RECORD, ap.Added.RECORD_AND_PARTS
 
@@ -25,24 +22,10 @@ EACH_ITS_OWN = {"blob_target_size": 0, "inline_writes_single_max_bytes": 0}
 NEVER_INLINE = {"inline_writes_single_max_bytes": 0}
 
 
-async def history(client: ap.Client, schema: Any = SCHEMA, name: str = "t") -> dict[Any, int]:
-    """All updates of the shard, summed, as a listen gives them; `as_of` 0 is there too."""
-    sums: dict[Any, int] = {}
-    async with client.reader(name, schema) as r:
-        upper = (await r.fetch_recent_upper()).time
-        async with r.subscribe(0) as updates:
-            async for step in updates.steps():
-                for key, val, time, diff in step.updates:
-                    sums[key, val, time] = sums.get((key, val, time), 0) + diff
-                if step.upper.time is None or step.upper.time >= upper:
-                    break
-    return {update: diff for update, diff in sums.items() if diff}
-
-
 async def nothing_left(blob: MemoryBlob) -> None:
     """Deletions go on in the background: they end with no part in the store."""
     async with asyncio.timeout(50):
-        while [key async for key, _ in blob.list("") if key.endswith(".parquet")]:
+        while await parts_in(blob):
             await asyncio.sleep(0.002)
 
 
@@ -70,36 +53,9 @@ class Gate(Faults):
         for event in self.waiting:
             event.set()
 
-
-@dataclass
-class Rig:
-    """One place in memory: `client` reaches its blobs through `faults`, `honest` directly."""
-
-    client: ap.Client
-    honest: ap.Client
-    faults: Any
-    blob: MemoryBlob
-    on_consensus: Faults
-
-    async def parquet(self) -> list[str]:
-        return [key async for key, _ in self.blob.list("") if key.endswith(".parquet")]
-
-
-@asynccontextmanager
-async def rig(faults: Faults | None = None, **limits: Any) -> AsyncIterator[Rig]:
-    place, faults, on_consensus = uuid.uuid4().hex, faults or Faults(), Faults()
-    blob, consensus = MemoryBlob(place), MemoryConsensus(place)
-    url = f"mem://{place}"
-    stores = FaultyBlob(blob, faults), FaultyConsensus(consensus, on_consensus)
-    async with honest_and_faulty(url, *stores, **limits) as (honest, client):
-        try:
-            yield Rig(client, honest, faults, blob, on_consensus)
-        finally:
-            if isinstance(faults, Gate):
-                faults.let_all()
-            faults.heal()
-    await blob.aclose()
-    await consensus.aclose()
+    def heal(self) -> None:
+        self.let_all()
+        super().heal()
 
 
 FORMS: dict[str, Callable[[list[Any]], Any]] = {}

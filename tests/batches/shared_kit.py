@@ -10,11 +10,10 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.testing.faults import Faults, FaultyBlob
-from aiopersist.testing.model import gathered
 from tests.support.internals import shard_of, staged_of
 from tests.support.processes import Clock
 from tests.support.schemas import SCHEMA, Writer
-from tests.support.shards import SIZES
+from tests.support.shards import SIZES, parts_in, updates_of
 
 ROWS = [("a", 1, 0, 1), ("b", 2, 1, 3)]
 
@@ -52,10 +51,10 @@ class World:
         return self.copies[-1]
 
     async def blobs(self) -> list[str]:
-        return sorted([key async for key, _ in self.blob.list("") if key.endswith(".parquet")])
+        return await parts_in(self.blob)
 
     async def history(self) -> list[tuple[str, int, int, int]]:
-        return await history(await self.client())
+        return await updates_of(await self.client())
 
 
 @asynccontextmanager
@@ -74,21 +73,6 @@ async def world(**settings: Any) -> AsyncIterator[World]:
 async def place(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     async with world(inline_writes_single_max_bytes=request.param) as w:
         yield w
-
-
-async def history(client: ap.Client) -> list[tuple[str, int, int, int]]:
-    """All updates of "t", summed, as a fresh reader gets them."""
-    async with client.reader("t", SCHEMA) as r:
-        upper: Any = await r.fetch_recent_upper()
-        if upper == ap.Antichain(0):
-            return []
-        found: list[Any] = []
-        async with r.subscribe(0) as changes:
-            async for step in changes.steps():
-                found += step.updates
-                if upper <= step.upper:
-                    return sorted((*what, diff) for what, diff in gathered(found).items())
-    raise AssertionError("the subscription ended")
 
 
 SPENT = "spent"  # the outcome of the second call

@@ -13,22 +13,12 @@ from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.state.writing import ExpireWriter
 from aiopersist.testing.faults import Outcome
-from tests.batches.batches_kit import (
-    BLOB,
-    BOTH,
-    EVERYWHERE,
-    INLINE,
-    PARTS,
-    STAGED,
-    history,
-    refused,
-    rig,
-    summed_at,
-)
+from tests.batches.batches_kit import BLOB, BOTH, EVERYWHERE, INLINE, PARTS, STAGED, refused, summed_at
 from tests.conftest import StoreUrls
 from tests.support.internals import stack_of
+from tests.support.rigs import rig
 from tests.support.schemas import KIND, SCHEMA
-from tests.support.shards import f, open_at, open_mem, parquet, rows, shard_of, summed, until
+from tests.support.shards import f, history, open_at, open_mem, parquet, rows, shard_of, summed, until
 
 FINE, BAD, BELOW, BEYOND = ("a", 1, 5, 1), ("a", "text", 5, 1), ("a", 1, 4, 1), ("a", 1, 9, 1)
 
@@ -167,7 +157,7 @@ async def test_a_staging_that_fails_leaves_nothing(outcome: Outcome) -> None:
                 await w.batch([(key, 1, 0, 1) for key in "abc"], 0, 1)
             r.faults.heal()
             await until(lambda: not stack_of(r.client).supervisor._tasks)
-            assert await r.parquet() == []
+            assert await r.parts() == []
 
 
 # --- appending ----------------------------------------------------------------------------------------

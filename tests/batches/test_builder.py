@@ -11,18 +11,11 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.parts.upload import PartWriter
-from tests.batches.builder_kit import (
-    EACH_ITS_OWN,
-    FORMS,
-    NEVER_INLINE,
-    PARTS,
-    RECORD,
-    Gate,
-    history,
-    rig,
-)
+from aiopersist.testing.faults import Faults
+from tests.batches.builder_kit import EACH_ITS_OWN, FORMS, NEVER_INLINE, PARTS, RECORD, Gate
+from tests.support.rigs import rig
 from tests.support.schemas import SCHEMA
-from tests.support.shards import f, open_mem, rows, summed, until
+from tests.support.shards import f, history, open_mem, rows, summed, until
 
 # --- what becomes a part, and when --------------------------------------------------------------------
 
@@ -30,10 +23,14 @@ from tests.support.shards import f, open_mem, rows, summed, until
 async def test_three_updates_each_their_own_part() -> None:
     """Goal: one in flight; two; two and one finished: a part is in flight until it was collected, be it
     uploaded or not. The batch of three reads back."""
-    async with rig(**EACH_ITS_OWN) as r, r.client.writer("t", SCHEMA) as w, w.builder(0) as b:
+    async with (
+        rig(blob_faults=Faults(), **EACH_ITS_OWN) as r,
+        r.client.writer("t", SCHEMA) as w,
+        w.builder(0) as b,
+    ):
         assert (b.parts_in_flight, b.parts_finished, b.write_stalls) == (0, 0, 0)
         assert await b.add("a", 1, 0, 1) is PARTS
-        await until(lambda: r.faults.calls["set"] == 1)  # uploaded, and in flight all the same
+        await until(lambda: r.blob_faults.calls["set"] == 1)  # uploaded, and in flight all the same
         assert (b.parts_in_flight, b.parts_finished, b.write_stalls) == (1, 0, 0)
         assert await b.add("b", 2, 1, 1) is PARTS
         assert (b.parts_in_flight, b.parts_finished, b.write_stalls) == (2, 0, 0)
@@ -44,7 +41,7 @@ async def test_three_updates_each_their_own_part() -> None:
         assert (len(batch.parts), batch.len, batch.runs) == (3, 3, ())
         assert [part.key_lower for part in batch.parts] == ["a", "b", "c"]
         assert (batch.lower, batch.upper) == (f(0), f(3))
-        assert sorted(part.key for part in batch.parts) == sorted(await r.parquet())
+        assert sorted(part.key for part in batch.parts) == sorted(await r.parts())
         await w.compare_and_append_batch([batch], 0, 3)
         assert await rows(r.honest) == [("a", 1, 1), ("b", 2, 1), ("c", 3, 1)]
         assert await history(r.honest) == {("a", 1, 0): 1, ("b", 2, 1): 1, ("c", 3, 2): 1}
@@ -155,21 +152,25 @@ async def test_parts_are_consolidated_and_encoded_on_a_thread(monkeypatch: pytes
 
 async def test_add_waits_for_the_oldest_part() -> None:
     """Goal: not for any: the second is uploaded long before the first; and the order stays."""
-    async with rig(Gate(), **EACH_ITS_OWN) as r, r.client.writer("t", SCHEMA) as w, w.builder(0) as b:
+    async with (
+        rig(blob_faults=Gate(), **EACH_ITS_OWN) as r,
+        r.client.writer("t", SCHEMA) as w,
+        w.builder(0) as b,
+    ):
         await b.add("a", 1, 0, 1)
-        await until(lambda: len(r.faults.waiting) == 1)
+        await until(lambda: len(r.blob_faults.waiting) == 1)
         await b.add("b", 1, 0, 1)
-        await until(lambda: len(r.faults.waiting) == 2)
+        await until(lambda: len(r.blob_faults.waiting) == 2)
         third = asyncio.create_task(b.add("c", 1, 0, 1))
-        r.faults.let(1)
-        await until(lambda: r.faults.calls["set"] == 1)
+        r.blob_faults.let(1)
+        await until(lambda: r.blob_faults.calls["set"] == 1)
         await asyncio.sleep(0.02)
         assert not third.done()
         assert (b.parts_in_flight, b.parts_finished, b.write_stalls) == (2, 0, 1)
-        r.faults.let(0)
+        r.blob_faults.let(0)
         assert await third is PARTS
         assert (b.parts_in_flight, b.parts_finished, b.write_stalls) == (2, 1, 1)
-        r.faults.let_all()
+        r.blob_faults.let_all()
         batch = await b.finish(1)
         assert [part.key_lower for part in batch.parts] == ["a", "b", "c"]
         await w.compare_and_append_batch([batch], 0, 1)
@@ -188,15 +189,15 @@ async def test_so_many_parts_are_in_flight_at_most(outstanding: int) -> None:
             yield (f"{n:06}", n, 0, 1)
 
     limits = {"blob_target_size": 120_000, "batch_builder_max_outstanding_parts": outstanding}
-    async with rig(Gate(), **limits) as r, r.client.writer("t", SCHEMA) as w, w.builder(0) as b:
+    async with rig(blob_faults=Gate(), **limits) as r, r.client.writer("t", SCHEMA) as w, w.builder(0) as b:
         extending = asyncio.create_task(b.extend(counted()))
         await until(lambda: b.write_stalls)
-        await until(lambda: len(r.faults.waiting) == outstanding)
+        await until(lambda: len(r.blob_faults.waiting) == outstanding)
         await asyncio.sleep(0.02)
         assert (b.parts_in_flight, b.parts_finished, b.write_stalls) == (outstanding, 0, 1)
         assert not extending.done()
         assert seen < 40_000
-        r.faults.let_all()
+        r.blob_faults.let_all()
         await extending
         batch = await b.finish(1)
         assert batch.len == 60_000
@@ -210,12 +211,12 @@ async def test_the_parts_of_one_table_are_no_more_at_once(outstanding: int) -> N
     limits = {"blob_target_size": 50_000, "batch_builder_max_outstanding_parts": outstanding, **NEVER_INLINE}
     table = pa.table({"key": [f"{n:06}" for n in range(9000)], "val": range(9000)})
     table = table.append_column("time", [[0] * 9000]).append_column("diff", [[1] * 9000])
-    async with rig(Gate(), **limits) as r, r.client.writer("t", SCHEMA) as w, w.builder(0) as b:
+    async with rig(blob_faults=Gate(), **limits) as r, r.client.writer("t", SCHEMA) as w, w.builder(0) as b:
         await b.extend([("a", 1, 0, 1)] * 2000)
         extending = asyncio.create_task(b.extend(table))
         most = 0
         while not extending.done() or b.parts_in_flight > b.parts_finished:
-            waiting = [event for event in r.faults.waiting if not event.is_set()]
+            waiting = [event for event in r.blob_faults.waiting if not event.is_set()]
             most = max(most, len(waiting), b.parts_in_flight)
             if extending.done() and not waiting:
                 break
@@ -223,7 +224,7 @@ async def test_the_parts_of_one_table_are_no_more_at_once(outstanding: int) -> N
             for event in waiting[:1]:
                 event.set()
         await extending
-        r.faults.let_all()
+        r.blob_faults.let_all()
         batch = await b.finish(1)
         assert min(outstanding, 2) <= most <= outstanding
         assert batch.len == 9001

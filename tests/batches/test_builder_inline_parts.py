@@ -14,13 +14,12 @@ from tests.batches.builder_kit import (
     RECORD,
     Gate,
     assert_closed,
-    history,
     nothing_left,
-    rig,
 )
 from tests.support.internals import shards_of
+from tests.support.rigs import rig
 from tests.support.schemas import SCHEMA
-from tests.support.shards import open_mem, parquet, rows, summed, until
+from tests.support.shards import history, open_mem, parquet, rows, summed, until
 
 
 class EveryThird(Faults):
@@ -179,7 +178,7 @@ async def test_a_slow_store_that_fails_every_third_request(outcome: Outcome) -> 
     """Goal: answers lost or requests refused: the parts are there once, in their order."""
     updates = [(f"k{n:02}", n, n, 1) for n in range(12)]
     async with (
-        rig(EveryThird(outcome), **EACH_ITS_OWN) as r,
+        rig(blob_faults=EveryThird(outcome), **EACH_ITS_OWN) as r,
         r.client.writer("t", SCHEMA) as w,
         w.builder(0) as b,
     ):
@@ -188,9 +187,9 @@ async def test_a_slow_store_that_fails_every_third_request(outcome: Outcome) -> 
         batch = await b.finish(12)
         assert [part.key_lower for part in batch.parts] == [u[0] for u in updates]
         assert batch.runs == ()
-        assert sorted(part.key for part in batch.parts) == sorted(await r.parquet())
+        assert sorted(part.key for part in batch.parts) == sorted(await r.parts())
         if outcome is not Outcome.DONE:
-            assert r.faults.calls["set"] > 12
+            assert r.blob_faults.calls["set"] > 12
         await w.compare_and_append_batch([batch], 0, 12)
         assert await history(r.honest) == summed(updates)
 
@@ -201,16 +200,16 @@ async def test_an_upload_that_fails_surfaces_at_the_next_call(outcome: Outcome, 
     """Goal: at the very next `add`, or at `finish`; the builder is closed, and what was uploaded, told or
     not, is deleted."""
     async with (
-        rig(retry_timeout_s=0, **EACH_ITS_OWN) as r,
+        rig(blob_faults=Faults(), retry_timeout_s=0, **EACH_ITS_OWN) as r,
         r.client.writer("t", SCHEMA) as w,
         w.builder(0) as b,
     ):
         await b.add("a", 1, 0, 1)
-        await until(lambda: r.faults.calls["set"] == 1)
-        r.faults.fail_next("set", outcome)
+        await until(lambda: r.blob_faults.calls["set"] == 1)
+        r.blob_faults.fail_next("set", outcome)
         await b.add("b", 1, 0, 1)
         await until(lambda: b._upload._in_flight[1][0].done())
-        assert len(await r.parquet()) == (2 if outcome in HAPPENS else 1)
+        assert len(await r.parts()) == (2 if outcome in HAPPENS else 1)
         with pytest.raises(ap.StorageUnavailable):
             match then:
                 case "add":
@@ -222,7 +221,7 @@ async def test_an_upload_that_fails_surfaces_at_the_next_call(outcome: Outcome, 
                 case "finish":
                     await b.finish(1)
         await assert_closed(b)
-        assert await r.parquet() == []
+        assert await r.parts() == []
         async with w.builder(0) as again:
             await again.add("c", 1, 0, 1)
             await w.compare_and_append_batch([await again.finish(1)], 0, 1)
@@ -232,34 +231,34 @@ async def test_an_upload_that_fails_surfaces_at_the_next_call(outcome: Outcome, 
 @pytest.mark.parametrize("outcome", FAILURES)
 async def test_the_upload_that_finish_starts_may_fail(outcome: Outcome) -> None:
     async with (
-        rig(retry_timeout_s=0, **NEVER_INLINE) as r,
+        rig(blob_faults=Faults(), retry_timeout_s=0, **NEVER_INLINE) as r,
         r.client.writer("t", SCHEMA) as w,
         w.builder(0) as b,
     ):
         await b.add("a", 1, 0, 1)
-        r.faults.fail_next("set", outcome)
+        r.blob_faults.fail_next("set", outcome)
         with pytest.raises(ap.StorageUnavailable):
             await b.finish(1)
         await assert_closed(b)
-        assert await r.parquet() == []
+        assert await r.parts() == []
 
 
 async def test_an_add_that_waits_for_the_part_that_fails() -> None:
     async with (
-        rig(Gate(), retry_timeout_s=0, **EACH_ITS_OWN) as r,
+        rig(blob_faults=Gate(), retry_timeout_s=0, **EACH_ITS_OWN) as r,
         r.client.writer("t", SCHEMA) as w,
         w.builder(0) as b,
     ):
         await b.add("a", 1, 0, 1)
-        await until(lambda: len(r.faults.waiting) == 1)
+        await until(lambda: len(r.blob_faults.waiting) == 1)
         await b.add("b", 1, 0, 1)
-        r.faults.fail_next("set", Outcome.REFUSED)
+        r.blob_faults.fail_next("set", Outcome.REFUSED)
         waiting = asyncio.create_task(b.add("c", 1, 0, 1))
-        await until(lambda: len(r.faults.waiting) == 2)
+        await until(lambda: len(r.blob_faults.waiting) == 2)
         assert not waiting.done()
-        r.faults.let(0)
-        await until(lambda: r.faults.injected)
-        r.faults.let_all()
+        r.blob_faults.let(0)
+        await until(lambda: r.blob_faults.injected)
+        r.blob_faults.let_all()
         with pytest.raises(ap.StorageUnavailable):
             await waiting
         await assert_closed(b)

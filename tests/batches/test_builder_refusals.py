@@ -6,17 +6,9 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from tests.batches.builder_kit import (
-    EACH_ITS_OWN,
-    FORMS,
-    NEVER_INLINE,
-    RECORD,
-    as_table,
-    assert_closed,
-    history,
-)
+from tests.batches.builder_kit import EACH_ITS_OWN, FORMS, NEVER_INLINE, RECORD, as_table, assert_closed
 from tests.support.schemas import KIND, PRODUCT, SCHEMA
-from tests.support.shards import f, open_mem, parquet, rows
+from tests.support.shards import f, history, open_mem, parquet, rows
 
 BAD = [
     pytest.param(

@@ -8,20 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiopersist as ap
-from aiopersist.testing.faults import Outcome
-from tests.batches.builder_kit import (
-    EACH_ITS_OWN,
-    FORMS,
-    Gate,
-    as_table,
-    assert_closed,
-    history,
-    nothing_left,
-    rig,
-)
+from aiopersist.testing.faults import Faults, Outcome
+from tests.batches.builder_kit import EACH_ITS_OWN, FORMS, Gate, as_table, assert_closed, nothing_left
 from tests.conftest import StoreUrls
+from tests.support.rigs import rig
 from tests.support.schemas import KIND, SCHEMA
-from tests.support.shards import f, open_at, open_mem, parquet, rows, summed, until
+from tests.support.shards import f, history, open_at, open_mem, parquet, rows, summed, until
 
 UPDATE = st.tuples(
     st.sampled_from(["", "a", "bb", "é"]), st.integers(-1, 1), st.integers(2, 9), st.integers(-2, 2)
@@ -60,29 +52,29 @@ async def test_left_without_finish_it_deletes_what_it_uploaded(location: StoreUr
 @pytest.mark.parametrize("end", ["exit", "writer", "client"])
 async def test_uploads_in_flight_are_deleted_once_they_have_ended(end: str) -> None:
     """Goal: cut off, a write could still arrive; so it is awaited, and then deleted."""
-    async with rig(Gate(), **EACH_ITS_OWN) as r:
+    async with rig(blob_faults=Gate(), **EACH_ITS_OWN) as r:
         w = await r.client.writer("t", SCHEMA)
         b = await w.builder(0)
         await b.add("a", 1, 0, 1)
-        await until(lambda: len(r.faults.waiting) == 1)
+        await until(lambda: len(r.blob_faults.waiting) == 1)
         await b.add("b", 1, 0, 1)
-        await until(lambda: len(r.faults.waiting) == 2)
+        await until(lambda: len(r.blob_faults.waiting) == 2)
         stalled = asyncio.create_task(b.add("c", 1, 0, 1))
         await until(lambda: b.write_stalls == 1)
-        asyncio.get_running_loop().call_later(0.05, r.faults.let_all)
+        asyncio.get_running_loop().call_later(0.05, r.blob_faults.let_all)
         await {"exit": b, "writer": w, "client": r.client}[end].aclose()
         with pytest.raises(ap.InvalidUsage) as caught:
             await stalled
         assert caught.value.kind is KIND.CLOSED
         await assert_closed(b)
-        await until(lambda: r.faults.calls["set"] >= 2)
+        await until(lambda: r.blob_faults.calls["set"] >= 2)
         await nothing_left(r.blob)
 
 
 @pytest.mark.parametrize("where", ["add", "extend", "finish"])
 async def test_a_cancelled_builder_deletes_what_it_uploaded(where: str) -> None:
     """Goal: the caller is not held up by uploads that hang: the deletion goes on without it."""
-    async with rig(Gate(), **EACH_ITS_OWN) as r, r.client.writer("t", SCHEMA) as w:
+    async with rig(blob_faults=Gate(), **EACH_ITS_OWN) as r, r.client.writer("t", SCHEMA) as w:
         builders = []
 
         async def work() -> None:
@@ -99,27 +91,31 @@ async def test_a_cancelled_builder_deletes_what_it_uploaded(where: str) -> None:
                         await b.finish(1)
 
         task = asyncio.create_task(work())
-        await until(lambda: len(r.faults.waiting) == 2)
+        await until(lambda: len(r.blob_faults.waiting) == 2)
         task.cancel()
         async with asyncio.timeout(50):
             with pytest.raises(asyncio.CancelledError):
                 await task
         await assert_closed(builders[0])
-        r.faults.let_all()
-        await until(lambda: r.faults.calls["delete"])
+        r.blob_faults.let_all()
+        await until(lambda: r.blob_faults.calls["delete"])
         await nothing_left(r.blob)
-        assert r.faults.calls["set"] == 2
+        assert r.blob_faults.calls["set"] == 2
 
 
 async def test_an_add_that_is_cancelled_leaves_a_builder_that_goes_on() -> None:
     """Goal: that update may be in or not; the others are in once."""
-    async with rig(Gate(), **EACH_ITS_OWN) as r, r.client.writer("t", SCHEMA) as w, w.builder(0) as b:
+    async with (
+        rig(blob_faults=Gate(), **EACH_ITS_OWN) as r,
+        r.client.writer("t", SCHEMA) as w,
+        w.builder(0) as b,
+    ):
         await b.add("a", 1, 0, 1)
         await b.add("b", 1, 0, 1)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
                 await b.add("maybe", 1, 0, 1)
-        r.faults.let_all()
+        r.blob_faults.let_all()
         await b.add("c", 1, 0, 1)
         batch = await b.finish(1)
         await w.compare_and_append_batch([batch], 0, 1)
@@ -130,21 +126,24 @@ async def test_an_add_that_is_cancelled_leaves_a_builder_that_goes_on() -> None:
 
 async def test_a_deletion_that_fails_does_not_hide_the_error() -> None:
     """Goal: the body's own error leaves unwrapped, though the store is gone."""
-    async with rig(retry_timeout_s=0, **EACH_ITS_OWN) as r, r.client.writer("t", SCHEMA) as w:
+    async with (
+        rig(blob_faults=Faults(), retry_timeout_s=0, **EACH_ITS_OWN) as r,
+        r.client.writer("t", SCHEMA) as w,
+    ):
         with pytest.raises(ZeroDivisionError):
             async with w.builder(0) as b:
                 await b.add("a", 1, 0, 1)
-                r.faults.fail_next("delete", Outcome.REFUSED, 100)
+                r.blob_faults.fail_next("delete", Outcome.REFUSED, 100)
                 raise ZeroDivisionError
 
 
 async def test_opening_and_filling_a_builder_commits_nothing() -> None:
-    async with rig(**EACH_ITS_OWN) as r, r.client.writer("t", SCHEMA) as w:
-        before = r.on_consensus.calls["compare_and_set"]
+    async with rig(blob_faults=Faults(), **EACH_ITS_OWN) as r, r.client.writer("t", SCHEMA) as w:
+        before = r.faults.calls["compare_and_set"]
         async with w.builder(0) as b:
             await b.extend([("a", 1, 0, 1), ("b", 1, 0, 1)])
             batch = await b.finish(1)
-        assert r.on_consensus.calls["compare_and_set"] == before
+        assert r.faults.calls["compare_and_set"] == before
         assert w.upper == f(0)
         await batch.delete()
 

@@ -7,8 +7,9 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.testing.faults import Outcome
-from tests.batches.outcomes_kit import CONSUMED, PENDING, Rig, by_compare, by_replica, rig, staged
+from tests.batches.outcomes_kit import CONSUMED, PENDING, by_compare, by_replica, rig, staged
 from tests.support.cancelling import cancelled_after
+from tests.support.rigs import Rig
 from tests.support.schemas import ROWS, SCHEMA
 from tests.support.shards import SIZES, refused
 
@@ -66,7 +67,7 @@ async def test_cancelled_while_it_waits_for_its_turn() -> None:
         await batch.delete()
         await slow
         assert await w.settle() == ap.NotCommitted()
-        assert await r.blobs() == set()
+        assert await r.parts() == []
 
 
 async def test_a_batch_in_two_appends_at_once() -> None:

@@ -12,8 +12,9 @@ from aiopersist.shard.commit import commit
 from aiopersist.state.writing import ExpireWriter
 from aiopersist.testing.faults import Outcome
 from tests.batches.cancelled_kit import rewritten
-from tests.batches.outcomes_kit import CONSUMED, Rig, by_compare, by_replica, doubtful, rig, staged
+from tests.batches.outcomes_kit import CONSUMED, by_compare, by_replica, doubtful, rig, staged
 from tests.support.internals import shard_of
+from tests.support.rigs import Rig
 from tests.support.schemas import ROWS, SCHEMA, Writer
 from tests.support.shards import SIZES, refused
 
@@ -41,7 +42,7 @@ async def test_a_lease_that_ran_out_with_batches_staged(single: int) -> None:
         await w.compare_and_append_batch([fresh], 1, 2)
         await batch.delete()
         assert await r.history() == [*ROWS, ("b", 1, 1, 1)]
-        assert await r.blobs() == await r.named()
+        assert await r.parts() == await r.named()
 
 
 async def test_a_lease_that_ran_out_while_building() -> None:
@@ -56,7 +57,7 @@ async def test_a_lease_that_ran_out_while_building() -> None:
         with pytest.raises(ap.BatchExpired):
             await w.compare_and_append_batch([batch], 1, 2)
         await batch.delete()
-        assert await r.blobs() == set()
+        assert await r.parts() == []
         await w.compare_and_append([("c", 1, 1, 1)], 1, 2)
         assert await r.history() == [("c", 1, 1, 1)]
 
@@ -79,7 +80,7 @@ async def test_expired_while_in_doubt() -> None:
                 with pytest.raises(ap.BatchExpired):
                     await by_compare(r, w, batch)
                 await batch.delete()
-            assert await r.blobs() == await r.named()
+            assert await r.parts() == await r.named()
 
 
 async def test_a_closed_handle_with_batches_outstanding() -> None:
@@ -93,7 +94,7 @@ async def test_a_closed_handle_with_batches_outstanding() -> None:
         await other.compare_and_append_batch([one], 0, 1)
         await two.delete()
         assert await r.history() == ROWS
-        assert await r.blobs() == await r.named()
+        assert await r.parts() == await r.named()
 
 
 async def test_a_closed_handle_without_batches_ends_its_registration() -> None:
@@ -111,13 +112,13 @@ async def test_a_closed_client_with_batches_and_builders_outstanding() -> None:
     async with rig(blob_target_size=0) as r:
         w = await r.writer()
         batch = await w.batch(ROWS, 0, 1)
-        staged_blobs = await r.blobs()
+        staged_blobs = await r.parts()
         builder = await w.builder(0)
         await builder.add("b", 1, 0, 1)
         await builder.add("c", 1, 0, 1)
         async with asyncio.timeout(50):
             await r.client.aclose()
-        assert await r.blobs() == staged_blobs
+        assert await r.parts() == staged_blobs
         uses = [batch.delete(), batch.flush_to_blob(), builder.add("d", 1, 0, 1), builder.finish(1)]
         assert {await refused(use) for use in uses} == {ap.UsageKind.CLOSED}
         other = await r.writer(r.honest)
@@ -136,7 +137,7 @@ async def test_a_client_closed_during_an_append_of_batches() -> None:
                 await asyncio.sleep(0)
             await r.client.aclose()
             await asyncio.wait([task])
-            assert await r.named() <= await r.blobs()
+            assert set(await r.named()) <= set(await r.parts())
             history = await r.history()
             assert history == ROWS or (history == [] and task.exception() is not None)
 

@@ -6,19 +6,12 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.testing.faults import Outcome
-from tests.batches.batches_kit import (
-    BLOB,
-    EVERYWHERE,
-    PARTS,
-    STAGED,
-    history,
-    refused,
-    rig,
-)
+from tests.batches.batches_kit import BLOB, EVERYWHERE, PARTS, STAGED, refused
 from tests.conftest import StoreUrls
 from tests.support.internals import stack_of
+from tests.support.rigs import rig
 from tests.support.schemas import KIND, SCHEMA
-from tests.support.shards import f, open_at, open_mem, parquet, rows, summed, until
+from tests.support.shards import f, history, open_at, open_mem, parquet, rows, summed, until
 
 # --- deleting and flushing ----------------------------------------------------------------------------
 
@@ -39,10 +32,10 @@ async def test_a_deletion_names_each_key_once_and_is_retried(outcome: Outcome) -
     async with rig(**PARTS) as r, r.client.writer("t", SCHEMA) as w:
         b = await w.batch([(key, 1, 0, 1) for key in "abcde"], 0, 1)
         keys = sorted(part.key for part in b.parts)
-        assert (len(keys), await r.parquet()) == (5, keys)
+        assert (len(keys), await r.parts()) == (5, keys)
         r.faults.fail_next("delete", outcome, 2 if outcome is not Outcome.LOST else 1)
         await b.delete()
-        assert await r.parquet() == []
+        assert await r.parts() == []
         assert sorted(r.blob.deleted) == sorted(keys * (2 if outcome is Outcome.LOST else 1))
         await refused(b.delete(), KIND.CONSUMED)
 
@@ -53,9 +46,9 @@ async def test_a_deletion_that_failed_may_be_repeated() -> None:
         r.faults.fail_next("delete", Outcome.REFUSED)
         with pytest.raises(ap.StorageUnavailable):
             await b.delete()
-        assert len(await r.parquet()) == 2
+        assert len(await r.parts()) == 2
         await b.delete()
-        assert await r.parquet() == []
+        assert await r.parts() == []
 
 
 async def test_a_cancelled_deletion_goes_on() -> None:
@@ -67,7 +60,7 @@ async def test_a_cancelled_deletion_goes_on() -> None:
                 await b.delete()
         await refused(b.delete(), KIND.OUTCOME_PENDING)
         await until(lambda: "consumed" in repr(b))
-        assert await r.parquet() == []
+        assert await r.parts() == []
         await refused(b.delete(), KIND.CONSUMED)
 
 
@@ -118,9 +111,9 @@ async def test_a_flush_that_fails_changes_nothing(outcome: Outcome) -> None:
         with pytest.raises(ap.StorageUnavailable):
             await b.flush_to_blob()
         await until(lambda: not stack_of(r.client).supervisor._tasks)
-        assert ([part.key for part in b.parts], await r.parquet()) == ([None], [])
+        assert ([part.key for part in b.parts], await r.parts()) == ([None], [])
         await b.flush_to_blob()
-        assert [part.key for part in b.parts] == await r.parquet()
+        assert [part.key for part in b.parts] == await r.parts()
         await w.compare_and_append_batch([b], 0, 5)
         assert await history(r.honest) == {("a", 1, 2): 1}
 
@@ -202,7 +195,7 @@ async def test_an_append_of_unknown_outcome_keeps_its_batches(
     """Goal: neither appended nor deleted until it is settled: then consumed, or the caller's again."""
     async with rig(**limits) as r, r.client.writer("t", SCHEMA) as w, r.client.writer("t", SCHEMA) as other:
         b = await w.batch([("a", 1, 0, 1)], 0, 1)
-        keys = await r.parquet()
+        keys = await r.parts()
         r.faults.fail_next("compare_and_set", Outcome.LOST if happens else Outcome.DROPPED)
         r.faults.fail_next("scan", Outcome.DROPPED, 1000)  # what came of it cannot be looked at
         with pytest.raises(TimeoutError):
@@ -218,7 +211,7 @@ async def test_an_append_of_unknown_outcome_keeps_its_batches(
         ):
             await refused(call, KIND.OUTCOME_PENDING)
         r.faults.heal()
-        assert await r.parquet() == keys
+        assert await r.parts() == keys
         upper = int(happens)
         if settled_by == "settle":
             assert await w.settle() == (ap.Committed(f(1)) if happens else ap.NotCommitted())
@@ -229,7 +222,7 @@ async def test_an_append_of_unknown_outcome_keeps_its_batches(
             await refused(b.delete(), KIND.CONSUMED)
         else:
             await w.compare_and_append_batch([b], 0, 1)
-        assert await r.parquet() == keys
+        assert await r.parts() == keys
         assert await rows(r.honest) == [("a", 1, 1)]
 
 
@@ -261,4 +254,4 @@ async def test_an_append_of_batches_whose_answer_is_lost_lands_once(outcome: Out
         for b in batches:
             await refused(b.delete(), KIND.CONSUMED)
         assert await rows(r.honest) == [("a", 1, 1), ("b", 1, 1), ("x", 1, 2)]
-        assert len(await r.parquet()) == 4
+        assert len(await r.parts()) == 4

@@ -12,9 +12,10 @@ import pytest
 import aiopersist as ap
 from aiopersist.storage.memory import MemoryConsensus
 from aiopersist.testing.faults import FaultyConsensus, Outcome
-from tests.batches.outcomes_kit import CONSUMED, Rig, rig
+from tests.batches.outcomes_kit import CONSUMED, rig
 from tests.support.cancelling import cancelled_after
 from tests.support.internals import staged_of
+from tests.support.rigs import Rig
 from tests.support.schemas import Row, Writer
 from tests.support.shards import becomes, refused
 

@@ -9,9 +9,10 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.testing.faults import Outcome
-from tests.batches.outcomes_kit import CONSUMED, PENDING, Rig, by_compare, by_replica, doubtful, rig, staged
+from tests.batches.outcomes_kit import CONSUMED, PENDING, by_compare, by_replica, doubtful, rig, staged
 from tests.support.cancelling import cancelled_after
 from tests.support.internals import staged_of
+from tests.support.rigs import Rig
 from tests.support.schemas import ROWS, Writer
 from tests.support.shards import CAS, SIZES, refused
 
@@ -67,8 +68,8 @@ async def test_an_append_whose_answers_are_lost_lands_once(
         assert await r.history() == ROWS
         assert await refused(batch.delete()) == CONSUMED
         assert await w.settle() is None
-        assert await r.blobs() == await r.named()
-        assert len(await r.blobs()) == (0 if single else 1)
+        assert await r.parts() == await r.named()
+        assert len(await r.parts()) == (0 if single else 1)
 
 
 @pytest.mark.parametrize("append", APPENDS)
@@ -106,7 +107,7 @@ async def test_while_the_outcome_is_unknown(
             await append(r, w, batch)
         await r.faults.land()
         assert await r.history() == ROWS
-        assert await r.blobs() == await r.named()
+        assert await r.parts() == await r.named()
 
 
 @pytest.mark.parametrize("outcome", [Outcome.DROPPED, Outcome.LATE])
@@ -119,7 +120,7 @@ async def test_not_committed_is_free_to_delete(single: int, outcome: Outcome) ->
         assert await w.settle() == ap.NotCommitted()
         await batch.delete()
         await r.faults.land()
-        assert await r.blobs() == set()
+        assert await r.parts() == []
         assert await r.history() == []
 
 
@@ -141,7 +142,7 @@ async def test_the_next_append_of_the_handle_settles_first(outcome: Outcome) -> 
             await first.delete()
         await r.faults.land()
         assert await r.history() == [*(ROWS if upper else []), ("b", 2, 1, 1)]
-        assert await r.blobs() == await r.named()
+        assert await r.parts() == await r.named()
 
 
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.DROPPED, Outcome.LATE])
@@ -160,7 +161,7 @@ async def test_closing_the_handle_settles(outcome: Outcome) -> None:
             other = await r.writer()
             await other.compare_and_append_batch([batch], 0, 1)
             assert await r.history() == ROWS
-        assert await r.blobs() == await r.named()
+        assert await r.parts() == await r.named()
 
 
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.DROPPED, Outcome.LATE])
@@ -183,7 +184,7 @@ async def test_indeterminate_leaves_it_pending(outcome: Outcome) -> None:
             await by_compare(r, w, batch)
         await r.faults.land()
         assert await r.history() == ROWS
-        assert await r.blobs() == await r.named()
+        assert await r.parts() == await r.named()
 
 
 async def test_unavailable_leaves_it_free() -> None:
@@ -205,7 +206,7 @@ async def test_after_a_mismatch_the_caller_keeps_it(append: Any) -> None:
         w = await r.writer()
         other = await r.writer(r.honest)
         kept, dropped = [await w.batch([("a", 1, 3, 1)], 0, 5) for _ in range(2)]
-        blobs = await r.blobs()
+        blobs = await r.parts()
         await other.compare_and_append([], 0, 3)
         for batch in (kept, dropped):
             with pytest.raises(ap.UpperMismatch) as caught:
@@ -213,11 +214,11 @@ async def test_after_a_mismatch_the_caller_keeps_it(append: Any) -> None:
             assert caught.value.current == w.upper == ap.Antichain(3)
         with pytest.raises(ap.UpperMismatch):
             await w.append_batch(kept, 4, 5)  # there would be a gap
-        assert await r.blobs() == blobs
+        assert await r.parts() == blobs
         await w.compare_and_append_batch([kept], 3, 5)
         await dropped.delete()
         assert await r.history() == [("a", 1, 3, 1)]
-        assert await r.blobs() == await r.named()
+        assert await r.parts() == await r.named()
 
 
 @pytest.mark.parametrize("append", [by_replica, by_txn], ids=["covered", "txn"])
@@ -229,7 +230,7 @@ async def test_a_success_that_writes_nothing_consumes_it(append: Any) -> None:
         await append(r, w, first)
         await append(r, w, second)
         assert await refused(second.delete()) == CONSUMED
-        assert await r.blobs() == await r.named()
+        assert await r.parts() == await r.named()
         assert await r.history() == ROWS
 
 
@@ -257,7 +258,7 @@ async def test_cancelled_while_the_blobs_of_a_mismatch_are_deleted() -> None:
         call = asyncio.create_task(w.compare_and_append(ROWS, 0, 1))
         while r.blob_faults.calls["delete"] == deletions:
             await asyncio.sleep(0)
-            r.blob_faults.latency_s = (0.0, 0.05) if await r.blobs() else (0.0, 0.0)
+            r.blob_faults.latency_s = (0.0, 0.05) if await r.parts() else (0.0, 0.0)
         call.cancel()
         await asyncio.wait([call])
         assert call.cancelled()

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.batches.batches_kit import BLOB, BOTH, EVERYWHERE, PARTS, history, refused, summed_at
+from tests.batches.batches_kit import BLOB, BOTH, EVERYWHERE, PARTS, refused, summed_at
 from tests.conftest import StoreUrls
 from tests.support.schemas import KIND, PRODUCT, SCHEMA
-from tests.support.shards import f, open_at, open_mem, parquet, rows, summed
+from tests.support.shards import f, history, open_at, open_mem, parquet, rows, summed
 
 
 @dataclass(frozen=True)

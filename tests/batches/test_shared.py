@@ -18,10 +18,10 @@ import aiopersist as ap
 from tests.batches.shared_kit import (
     ROWS,
     World,
-    history,
     place,  # noqa: F401  # a fixture
 )
 from tests.support.schemas import SCHEMA, Colour
+from tests.support.shards import updates_of
 
 
 def described(batch: ap.Batch) -> Any:
@@ -208,8 +208,8 @@ async def test_from_one_process_to_another(tmp_path: Path, single: int, ending: 
         await w.compare_and_append([], 0, 10)
         batch.rewrite_ts(10, 11)
         await w.compare_and_append_batch([batch], 10, 11)
-        assert await history(client) == [("a", 1, 10, 1), ("b", 2, 10, 2)]
+        assert await updates_of(client) == [("a", 1, 10, 1), ("b", 2, 10, 2)]
         copy.rewrite_ts(11, 12)
         with pytest.raises(ap.AlreadyAppended):
             await w.compare_and_append_batch([copy], 11, 12)
-        assert await history(client) == [("a", 1, 10, 1), ("b", 2, 10, 2)]
+        assert await updates_of(client) == [("a", 1, 10, 1), ("b", 2, 10, 2)]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from tests.batches.batches_kit import BLOB, EVERYWHERE, STAGED, history, refused, summed_at
+from tests.batches.batches_kit import BLOB, EVERYWHERE, STAGED, refused, summed_at
 from tests.conftest import StoreUrls
 from tests.support.schemas import KIND, PRODUCT, SCHEMA
-from tests.support.shards import f, open_at, open_mem, parquet, rows, summed
+from tests.support.shards import f, history, open_at, open_mem, parquet, rows, summed
 
 WINDOWS = [(0, 10), (0, 4), (4, 10), (3, 7), (6, 7), (1, 9)]
 

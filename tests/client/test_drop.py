@@ -13,10 +13,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
-from tests.client.client_kit import (
-    client,  # noqa: F401  # a fixture
-    is_used,
-)
+from tests.client.client_kit import is_used
 from tests.conftest import StoreUrls
 from tests.support.internals import shard_of, shards_of
 from tests.support.schemas import KIND, SCHEMA

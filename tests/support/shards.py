@@ -1,8 +1,8 @@
 """Small steps of tests on a client and its shards."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,7 +10,6 @@ import pytest
 import aiopersist as ap
 from aiopersist.shard.shard import Shard
 from aiopersist.storage.blob import Blob
-from aiopersist.storage.consensus import Consensus
 from aiopersist.testing.faults import Outcome
 from tests.conftest import StoreUrls
 from tests.support.internals import shards_of, stack_of
@@ -23,16 +22,6 @@ def f(*elements: Any) -> ap.Antichain:
     return ap.Antichain(*elements)
 
 
-@asynccontextmanager
-async def honest_and_faulty(url: str, blob: Blob, consensus: Consensus, **limits: Any) -> AsyncIterator[Any]:
-    """Two clients of one location in memory: one that nothing happens to, and one on the given stores."""
-    async with (
-        ap.open(blob=url, consensus=url, maintenance=False) as honest,
-        ap.open(blob=blob, consensus=consensus, settings=ap.Settings(**limits), maintenance=False) as faulty,
-    ):
-        yield honest, faulty
-
-
 def open_at(location: StoreUrls, **limits: Any) -> Any:
     return ap.open(blob=location.blob, consensus=location.consensus, settings=ap.Settings(**limits))
 
@@ -42,13 +31,47 @@ def open_mem(**limits: Any) -> Any:
 
 
 async def parquet(client: ap.Client) -> list[str]:
-    """The blobs of parts that the store holds."""
-    return sorted([key async for key, _ in stack_of(client).blob.list("") if key.endswith(".parquet")])
+    """The blobs of parts that the store of a client holds."""
+    return await parts_in(stack_of(client).blob)
+
+
+async def parts_in(blob: Blob) -> list[str]:
+    return sorted([key async for key, _ in blob.list("") if key.endswith(".parquet")])
+
+
+async def named_parts(client: ap.Client, name: str = "t") -> list[str]:
+    """The blobs of parts that the newest state names."""
+    state = await shards_of(client).at(await client.shard_id(name)).open()
+    return sorted(part.key for batch in state.batches.values() for part in batch.parts if part.key)
 
 
 async def rows(client: ap.Client, as_of: Any = None, schema: Any = SCHEMA) -> list[Any]:
     async with client.reader("t", schema) as r, r.snapshot(as_of) as s:
         return await s.rows()
+
+
+async def updates_of(client: ap.Client, since: Any = 0, schema: Any = SCHEMA, name: str = "t") -> list[Any]:
+    """All updates of the shard, as a subscription gives them."""
+    found: list[Any] = []
+    async with client.reader(name, schema) as r:
+        if (upper := await r.fetch_recent_upper()) == ap.Antichain(since):
+            return []
+        async with r.subscribe(since) as updates:
+            async for step in updates.steps():
+                found += [tuple(update) for update in step.updates]
+                if upper <= step.upper:
+                    break
+    return sorted(found)
+
+
+async def history(client: ap.Client, since: Any = 0, schema: Any = SCHEMA) -> dict[Any, int]:
+    """All updates of the shard, summed."""
+    return summed(await updates_of(client, since, schema))
+
+
+async def move_since(client: ap.Client, to: Any, name: str = "t") -> None:
+    async with client.critical_since(name, "c") as since:
+        await since.compare_and_downgrade_since(0, 0, to)
 
 
 def summed(updates: Iterable[Sequence[Any]]) -> dict[Any, int]:

@@ -14,9 +14,10 @@ from aiopersist.shard.register import Register
 from aiopersist.testing.faults import Outcome
 from tests.support.cancelling import cancelled_after
 from tests.support.internals import shard_of
+from tests.support.rigs import sums
 from tests.support.schemas import SCHEMA, Writer
 from tests.support.shards import becomes
-from tests.write.append_many_kit import NAMES, contents, rig, rows
+from tests.write.append_many_kit import NAMES, contents, rig, rows, writers
 
 
 async def transfer(client: ap.Client, ws: Sequence[Writer], key: str) -> None:
@@ -38,17 +39,17 @@ async def test_overlapping_appends_do_not_block_each_other(shared: bool) -> None
     async with rig() as r:
         r.faults.latency_s = (0.001, 0.002)
         times = 3 if shared else 1
-        common = dict(zip(NAMES, await r.writers(NAMES), strict=True))
+        common = dict(zip(NAMES, await writers(r, NAMES), strict=True))
         orders = [*itertools.permutations(NAMES, 2), tuple(NAMES), tuple(reversed(NAMES))]
 
         async def work(number: int, order: Sequence[str]) -> None:
-            ws = [common[name] for name in order] if shared else await r.writers(order)
+            ws = [common[name] for name in order] if shared else await writers(r, order)
             for n in range(times):
                 await transfer(r.client, ws, f"{number}-{n}")
 
         async with asyncio.timeout(50):
             await asyncio.gather(*(work(number, order) for number, order in enumerate(orders)))
-        found = await r.contents(NAMES)
+        found = await contents(r, NAMES)
         for name, one in zip(NAMES, found, strict=True):
             expected = {
                 f"{i}-{n}": 1 for i, order in enumerate(orders) if name in order for n in range(times)
@@ -72,7 +73,7 @@ async def test_opposite_orders_take_turns_without_waiting_for_a_timeout(
     monkeypatch.setattr("aiopersist.shard.register.TURN_S", 1000.0)  # a wait that only time ends has no end
     async with rig() as r:
         r.faults.latency_s = (0.001, 0.001)
-        forth, back = await r.writers(["a", "b"]), await r.writers(["b", "a"])
+        forth, back = await writers(r, ["a", "b"]), await writers(r, ["b", "a"])
 
         async def beat(ws: Sequence[Writer]) -> None:
             for _ in range(5):
@@ -87,7 +88,7 @@ async def test_with_single_appends_of_the_same_writers() -> None:
     """Goal: one handle serves several kinds of appends at once."""
     async with rig() as r:
         r.faults.latency_s = (0.0, 0.001)
-        a, b = await r.writers()
+        a, b = await writers(r)
 
         async def writes(w: Writer, name: str) -> None:
             for n in range(15):
@@ -100,7 +101,7 @@ async def test_with_single_appends_of_the_same_writers() -> None:
         async with asyncio.timeout(50):
             await asyncio.gather(writes(a, "a"), writes(b, "b"), writes(a, "x"), transfers())
         both = {f"both{n}": 1 for n in range(15)}
-        found = await r.contents()
+        found = await contents(r)
         assert found[0] == both | {f"{name}{n}": 1 for name in "ax" for n in range(15)}
         assert found[1] == both | {f"b{n}": 1 for n in range(15)}
 
@@ -121,7 +122,7 @@ async def test_several_clients_on_every_store(location: Any) -> None:
             await asyncio.gather(*map(work, range(3)))
         expected = {f"{number}-{n}": 1 for number in range(3) for n in range(4)}
         for name in NAMES:
-            assert await contents(clients[0], name) == expected
+            assert await sums(clients[0], name) == expected
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -134,7 +135,7 @@ async def test_two_shards_that_are_written_together_stay_alike(seed: int) -> Non
         committed: set[str] = set()
 
         async def work(number: int) -> None:
-            ws = await r.writers(["a", "b"] if number % 2 else ["b", "a"])
+            ws = await writers(r, ["a", "b"] if number % 2 else ["b", "a"])
             for n in range(12):
                 key = f"{number}-{n}"
                 uppers = [await w.fetch_recent_upper() for w in ws]
@@ -169,9 +170,9 @@ async def test_two_shards_that_are_written_together_stay_alike(seed: int) -> Non
         r.faults.heal()
         await r.faults.land()
         await asyncio.sleep(0.02)
-        found = await r.contents()
+        found = await contents(r)
         assert found[0] == found[1] == dict.fromkeys(committed, 1)
-        observers = await r.writers(client=r.honest)
+        observers = await writers(r, client=r.honest)
         assert observers[0].upper == observers[1].upper
         named = {
             part.key

@@ -11,9 +11,10 @@ import aiopersist as ap
 from aiopersist.testing.faults import Outcome
 from tests.support.cancelling import cancelled_after
 from tests.support.internals import shard_of
+from tests.support.rigs import Rig, sums
 from tests.support.schemas import SCHEMA
 from tests.support.shards import SIZES, becomes
-from tests.write.append_many_kit import MANY, NAMES, Rig, contents, one_each, rig, rows
+from tests.write.append_many_kit import MANY, NAMES, contents, one_each, rig, rows, writers
 
 
 async def doubtful(r: Rig, appends: list[ap.Append], outcome: Outcome) -> None:
@@ -54,7 +55,7 @@ async def settled_alike(client: ap.Client, honest: ap.Client, steps: int) -> Non
             assert answers == [ap.NotCommitted()] * 2
             await client.compare_and_append_many(appends)
         for name in names:
-            assert await contents(honest, name) == {"k": 1}
+            assert await sums(honest, name) == {"k": 1}
 
 
 @pytest.mark.parametrize("single", SIZES)
@@ -73,16 +74,16 @@ async def settled_alike(client: ap.Client, honest: ap.Client, steps: int) -> Non
 async def test_answers_that_are_lost(outcomes: list[Outcome], single: int) -> None:
     """Goal: the call returns only when all is in, once."""
     async with rig(inline_writes_single_max_bytes=single) as r:
-        ws = await r.writers(NAMES)
+        ws = await writers(r, NAMES)
         batch = await ws[2].batch(rows("k"), 0, 1)
         for outcome in outcomes:
             r.faults.fail_next(MANY, outcome)
         await r.client.compare_and_append_many([*one_each(ws[:2]), ap.Append(ws[2], batch, 0, 1)])
         assert len(r.faults.injected) == len(outcomes)
         await r.faults.land()
-        assert await r.contents(NAMES) == [{"k": 1}] * 3
+        assert await contents(r, NAMES) == [{"k": 1}] * 3
         assert [await w.settle() for w in ws] == [None] * 3
-        assert len(await r.blobs()) == (0 if single else 3)
+        assert len(await r.parts()) == (0 if single else 3)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ async def test_answers_that_are_lost(outcomes: list[Outcome], single: int) -> No
 async def test_settled_in_any_order(order: tuple[int, ...], outcome: Outcome, landing: str) -> None:
     """Goal: each writer answers for its own shard, and all give the same answer; batches go with it."""
     async with rig(inline_writes_single_max_bytes=0) as r:
-        ws = await r.writers(NAMES)
+        ws = await writers(r, NAMES)
         batch = await ws[1].batch(rows("k"), 0, 1)
         appends = [ap.Append(ws[0], rows("k"), 0, 4), ap.Append(ws[1], batch, 0, 1), *one_each(ws[2:])]
         await doubtful(r, appends, outcome)
@@ -120,12 +121,12 @@ async def test_settled_in_any_order(order: tuple[int, ...], outcome: Outcome, la
                 assert await ws[n].settle() == expected
             if landing == "between":
                 await r.faults.land()
-        assert await r.contents(NAMES) == ([{"k": 1}] * 3 if committed else [{}] * 3)
+        assert await contents(r, NAMES) == ([{"k": 1}] * 3 if committed else [{}] * 3)
         if not committed:
             await batch.delete()
             await becomes(r.blobs, [])
         await asyncio.sleep(0.01)
-        assert len(await r.blobs()) == (3 if committed else 0)
+        assert len(await r.parts()) == (3 if committed else 0)
         for w in ws:
             await w.compare_and_append([], w.upper, 9)
             assert await w.settle() is None
@@ -137,8 +138,8 @@ async def test_one_settles_while_the_other_shard_moves_on(first: int | None, out
     """Goal: versions later, the second comes to the answer of the first; also where another's version,
     in one shard alone, decided it."""
     async with rig(inline_writes_single_max_bytes=0) as r:
-        ws = await r.writers()
-        others = await r.writers(client=r.honest)
+        ws = await writers(r)
+        others = await writers(r, client=r.honest)
         await doubtful(r, one_each(ws), outcome)
         upper = 1 if outcome is Outcome.LOST else 0
         answers: list[Any] = [None, None]
@@ -155,7 +156,7 @@ async def test_one_settles_while_the_other_shard_moves_on(first: int | None, out
             assert answers == [ap.Committed(ap.Antichain(1))] * 2
         else:
             assert answers == [ap.NotCommitted()] * 2
-        found = await r.contents()
+        found = await contents(r)
         assert ["k" in one for one in found] == [outcome is Outcome.LOST] * 2
         assert [len(one) for one in found] == [upper + 5 * (n == moving) for n in range(2)]
         await asyncio.sleep(0.01)
@@ -172,7 +173,7 @@ async def test_one_settles_while_the_other_shard_moves_on(first: int | None, out
 async def test_the_next_call_of_one_writer_settles_only_its_own() -> None:
     """Goal: one writer goes on with appends of its own, before the other has asked."""
     async with rig() as r:
-        a, b = await r.writers()
+        a, b = await writers(r)
         await doubtful(r, one_each([a, b]), Outcome.LOST)
         await a.compare_and_append(rows("more", 1), 1, 2)
         assert await a.settle() is None
@@ -181,13 +182,13 @@ async def test_the_next_call_of_one_writer_settles_only_its_own() -> None:
         await b.compare_and_append(rows("more", 1), 1, 2)
         assert await b.settle() is None
         assert await a.settle() == ap.NotCommitted()
-        assert await r.contents() == [{"k": 1, "more": 1}, {"k": 1, "more": 1}]
+        assert await contents(r) == [{"k": 1, "more": 1}, {"k": 1, "more": 1}]
 
 
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.DROPPED, Outcome.LATE])
 async def test_a_store_that_stays_away_makes_it_indeterminate(outcome: Outcome) -> None:
     async with rig(retry_timeout_s=0.05) as r:
-        ws = await r.writers()
+        ws = await writers(r)
         batch = await ws[0].batch(rows("k"), 0, 1)
         r.faults.fail_next(MANY, outcome)
         r.faults.fail_next("scan", Outcome.REFUSED, 1000)
@@ -207,12 +208,12 @@ async def test_a_store_that_stays_away_makes_it_indeterminate(outcome: Outcome) 
         else:
             assert answers == [ap.NotCommitted()] * 2
             await batch.delete()
-        assert await r.contents() == ([{"k": 1}] * 2 if outcome is Outcome.LOST else [{}, {}])
+        assert await contents(r) == ([{"k": 1}] * 2 if outcome is Outcome.LOST else [{}, {}])
 
 
 async def test_unavailable_says_that_it_did_not_happen() -> None:
     async with rig(retry_timeout_s=0.05, inline_writes_single_max_bytes=0) as r:
-        ws = await r.writers()
+        ws = await writers(r)
         r.faults.fail_next(MANY, Outcome.REFUSED, 1000)
         with pytest.raises(ap.StorageUnavailable):
             await r.client.compare_and_append_many(one_each(ws))
@@ -220,7 +221,7 @@ async def test_unavailable_says_that_it_did_not_happen() -> None:
         await becomes(r.blobs, [])
         assert [await w.settle() for w in ws] == [None, None]
         await r.client.compare_and_append_many(one_each(ws))
-        assert await r.contents() == [{"k": 1}] * 2
+        assert await contents(r) == [{"k": 1}] * 2
 
 
 @pytest.mark.parametrize("single", SIZES)

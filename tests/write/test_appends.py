@@ -14,12 +14,8 @@ import aiopersist as ap
 from tests.conftest import StoreUrls
 from tests.support.internals import stack_of
 from tests.support.schemas import KIND, SCHEMA
-from tests.support.shards import f, open_at, rows, shard_of
-from tests.write.appends_kit import (
-    client,  # noqa: F401  # a fixture
-    history,
-    left_behind,
-)
+from tests.support.shards import f, open_at, rows, shard_of, updates_of
+from tests.write.appends_kit import left_behind
 
 
 def _failing() -> Iterator[Any]:
@@ -71,7 +67,7 @@ async def test_appends_are_read_back_at_every_time(location: StoreUrls, inline: 
         assert await rows(client, 0) == [("a", 1, 1)]
         assert await rows(client, 1) == [("a", 1, 1), ("b", 2, 3)]
         assert await rows(client, 4) == [("b", 2, 3)]
-        assert await history(client) == [("a", 1, 0, 1), ("a", 1, 2, -1), ("b", 2, 1, 3)]
+        assert await updates_of(client) == [("a", 1, 0, 1), ("a", 1, 2, -1), ("b", 2, 1, 3)]
 
 
 @pytest.mark.parametrize("inline", [0, 16384], ids=["blob", "inline"])
@@ -267,7 +263,7 @@ async def test_updates_in_every_form(make: Callable[[], Any], target: int) -> No
     limits = ap.Settings(blob_target_size=target, inline_writes_single_max_bytes=0)
     async with ap.open("mem://", settings=limits) as client, client.writer("t", SCHEMA) as w:
         await w.compare_and_append(make(), 0, 2)
-        assert await history(client) == [("a", 1, 0, 1), ("b", 2, 1, 2)]
+        assert await updates_of(client) == [("a", 1, 0, 1), ("b", 2, 1, 2)]
 
 
 async def test_a_large_input_becomes_parts_and_reads_the_same(location: StoreUrls) -> None:

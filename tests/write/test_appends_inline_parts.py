@@ -10,12 +10,8 @@ import aiopersist as ap
 from tests.conftest import StoreUrls
 from tests.support.internals import stack_of
 from tests.support.schemas import KIND, PRODUCT, SCHEMA
-from tests.support.shards import f, open_at, rows, shard_of
-from tests.write.appends_kit import (
-    client,  # noqa: F401  # a fixture
-    history,
-    left_behind,
-)
+from tests.support.shards import f, open_at, rows, shard_of, updates_of
+from tests.write.appends_kit import left_behind
 
 # --- inline parts -------------------------------------------------------------------------------------
 
@@ -35,7 +31,7 @@ async def test_the_state_stays_bounded_and_reads_do_not_notice(location: StoreUr
             found = await rows(client, n)
             assert len(found) == n + 2
             assert found[-1] == ("sum", 0, n + 1)
-        assert len(await history(client)) == 24
+        assert len(await updates_of(client)) == 24
 
 
 async def test_writes_that_were_moved_in_time_are_flushed_as_they_are_read(mem: ap.Client) -> None:
@@ -49,7 +45,7 @@ async def test_writes_that_were_moved_in_time_are_flushed_as_they_are_read(mem: 
 
         times = await asyncio.gather(*map(write, range(4)))
         expected = sorted((f"{w}-{n}", 0, t, 1) for w, ts in enumerate(times) for n, t in enumerate(ts))
-        assert await history(client) == expected
+        assert await updates_of(client) == expected
         assert any(p.key for b in shard_of(client).state.batches.values() for p in b.parts)
 
 
@@ -94,7 +90,7 @@ async def test_replicas_write_the_same_data_once(location: StoreUrls, inline: in
     limits = {"inline_writes_single_max_bytes": inline}
     async with open_at(location, **limits) as one, open_at(location, **limits) as two:
         await asyncio.gather(replica(one, 4), replica(two, 7), replica(two, 5))
-        assert await history(one) == sorted(data)
+        assert await updates_of(one) == sorted(data)
 
 
 @pytest.mark.parametrize("inline", [0, 16384], ids=["blob", "inline"])
@@ -117,7 +113,7 @@ async def test_append_drops_what_is_covered(location: StoreUrls, inline: int) ->
             assert usage.value.kind is KIND.INVALID_BOUNDS
             with pytest.raises(ap.InvalidUpdate):
                 await w.append([("a", "x", 0, 1)], 0, 3)  # checked, though covered
-        assert await history(client) == [("a", 1, 0, 1), ("b", 1, 4, 1), ("c", 1, 5, 1), ("d", 1, 9, 1)]
+        assert await updates_of(client) == [("a", 1, 0, 1), ("b", 1, 4, 1), ("c", 1, 5, 1), ("d", 1, 9, 1)]
 
 
 async def test_append_of_product_times(mem: ap.Client) -> None:
@@ -215,7 +211,7 @@ async def test_writes_race_with_everybody(location: StoreUrls) -> None:
         *written, _ = await asyncio.gather(
             writes(one, "a"), writes(one, "b"), writes(two, "c"), writes(two, "d"), hurry()
         )
-        assert await history(one) == sorted(row for part in written for row in part)
+        assert await updates_of(one) == sorted(row for part in written for row in part)
 
 
 async def test_a_write_of_nothing_commits_nothing(client: ap.Client) -> None:

@@ -10,10 +10,7 @@ from aiopersist.shard.commit import commit
 from tests.conftest import StoreUrls
 from tests.support.schemas import KIND, SCHEMA
 from tests.support.shards import f, open_at, rows, shard_of
-from tests.write.appends_kit import (
-    client,  # noqa: F401  # a fixture
-    left_behind,
-)
+from tests.write.appends_kit import left_behind
 
 # --- transactions -------------------------------------------------------------------------------------
 

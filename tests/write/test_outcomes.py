@@ -94,11 +94,11 @@ async def test_an_append_whose_answers_are_lost_lands_once(
         await append(w)
         assert len(r.faults.injected) >= 1
         await r.faults.land()
-        assert await r.rows() == {"a": 1}
+        assert await r.sums() == {"a": 1}
         assert await w.settle() is None
-        assert len(await r.blobs()) == (0 if inline else 1)
+        assert len(await r.parts()) == (0 if inline else 1)
         await w.compare_and_append([("b", 1, 1, 1)], 1, 2)
-        assert await r.rows() == {"a": 1, "b": 1}
+        assert await r.sums() == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["lost_for_good", "lands_later"])
@@ -117,7 +117,7 @@ async def test_after_a_cancellation_a_statement_on_its_way_cannot_land_any_more(
         assert await w.settle() == ap.NotCommitted()  # as often as one asks
         await by_compare(w)
         assert await w.settle() is None
-        assert await r.rows() == {"a": 1}
+        assert await r.sums() == {"a": 1}
 
 
 async def test_a_statement_that_lands_before_settling_is_told() -> None:
@@ -134,7 +134,7 @@ async def test_a_statement_that_lands_before_settling_is_told() -> None:
         assert w.upper == ap.Antichain(1)
         with pytest.raises(ap.UpperMismatch):
             await by_compare(w)
-        assert await r.rows() == {"a": 1}
+        assert await r.sums() == {"a": 1}
 
 
 @pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.DROPPED, Outcome.LATE])
@@ -169,7 +169,7 @@ async def test_unavailable_says_that_it_did_not_happen(append: Append, inline: i
             assert await w.settle() is None
             assert await w.fetch_recent_upper() == ap.Antichain(0)
             await append(w)
-        assert await r.rows() == {"a": 1}
+        assert await r.sums() == {"a": 1}
 
 
 async def test_what_another_call_settled_is_still_told() -> None:
@@ -248,7 +248,7 @@ def test_a_history_of_cancelled_appends_under_faults(seed: int, calls: list[int]
             await r.faults.land()
             assert await w.fetch_recent_upper() == ap.Antichain(upper)
             if upper:
-                assert await r.rows() == expected
+                assert await r.sums() == expected
 
     asyncio.run(run())
 
@@ -265,7 +265,7 @@ async def test_a_cancelled_write_that_was_not_taken_is_withdrawn() -> None:
         assert await first == 0
         assert await third == 1
         assert await w.settle() == ap.NotCommitted()
-        assert await r.rows() == {"a": 1, "c": 1}
+        assert await r.sums() == {"a": 1, "c": 1}
 
 
 async def test_a_cancelled_write_shares_the_fate_of_its_group() -> None:
@@ -278,7 +278,7 @@ async def test_a_cancelled_write_shares_the_fate_of_its_group() -> None:
         calls[0].cancel()
         assert await calls[1] == 1
         assert await w.settle() == ap.Committed(ap.Antichain(2))
-        assert await r.rows() == {"0": 1, "a": 1, "b": 1}
+        assert await r.sums() == {"0": 1, "a": 1, "b": 1}
 
 
 async def test_a_repeat_that_was_cancelled_is_committed() -> None:
@@ -291,7 +291,7 @@ async def test_a_repeat_that_was_cancelled_is_committed() -> None:
         assert await _cancel_after(w.compare_and_append([("a", 1, 1, 1)], 1, 2, txn=("app", 7)), 1)
         assert await w.settle() == ap.Committed(ap.Antichain(5))
         assert await w.settle() == ap.Committed(ap.Antichain(5))
-        assert await r.rows(4) == {"a": 1}
+        assert await r.sums(4) == {"a": 1}
 
 
 async def test_a_hanging_statement_blocks_no_other_handle() -> None:
@@ -316,4 +316,4 @@ async def test_a_hanging_statement_blocks_no_other_handle() -> None:
             async with asyncio.timeout(50):
                 assert await w.settle() == ap.NotCommitted()
             release.set()  # too late
-        assert await r.rows() == {"a": 1, "b": 1}
+        assert await r.sums() == {"a": 1, "b": 1}

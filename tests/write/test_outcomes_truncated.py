@@ -10,10 +10,11 @@ from aiopersist.shard.log import consensus_key
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyConsensus, Outcome
 from tests.support.internals import shard_of, shards_of
+from tests.support.rigs import Rig
 from tests.support.schemas import SCHEMA
 from tests.support.shards import CAS
 from tests.support.virtual import in_virtual_time
-from tests.write.outcomes_kit import Rig, by_compare, rig
+from tests.write.outcomes_kit import by_compare, rig
 
 
 async def _truncate_but_head(r: Rig, w: ap.WriteHandle[str, int]) -> None:
