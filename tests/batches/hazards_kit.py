@@ -1,19 +1,17 @@
 """Helpers that the tests of hazards of batches share."""
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiopersist as ap
 from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
-from aiopersist.testing.faults import Faults, FaultyConsensus
+from aiopersist.testing.faults import Faults
+from tests.support import rigs
 from tests.support.clock import AskedConsensus
-from tests.support.internals import shard_of
-from tests.support.schemas import SCHEMA, Writer
+from tests.support.rigs import Rig
 
 
 class Gate:
@@ -47,9 +45,6 @@ class Blobs(MemoryBlob):
         self.deletion_turns = 0
         """Turns of the loop that a deletion takes."""
 
-    async def parts(self) -> set[str]:
-        return {key async for key, _ in self.list("") if key.endswith(".parquet")}
-
     async def set(self, key: str, data: bytes | memoryview) -> None:
         if not key.endswith(".parquet"):
             await super().set(key, data)
@@ -68,56 +63,21 @@ class Blobs(MemoryBlob):
         await super().delete(keys)
 
 
-@dataclass
-class Rig:
-    client: ap.Client
-    place: str
-    blob: Blobs
-    faults: Faults
-    stack: AsyncExitStack
-
-    async def writer(self, client: ap.Client | None = None, name: str = "t") -> Writer:
-        return await self.stack.enter_async_context((client or self.client).writer(name, SCHEMA))
-
-    async def another(self, **limits: Any) -> ap.Client:
-        """Another client of the same place."""
-        return await self.stack.enter_async_context(
-            ap.open(
-                blob=self.blob,
-                consensus=MemoryConsensus(self.place),
-                settings=ap.Settings(**limits),
-                maintenance=False,
-            )
-        )
-
-    async def named(self, name: str = "t") -> set[str]:
-        """The blobs that the newest state names."""
-        async with self.client.writer(name, SCHEMA) as w:
-            batches = (await shard_of(w).open()).batches.values()
-            return {part.key for batch in batches for part in batch.parts if part.key}
-
-    async def rows(self, as_of: int) -> list[tuple[str, int, int]]:
-        async with self.client.reader("t", SCHEMA) as r, r.snapshot(as_of) as s:
-            return await s.rows()
+async def another(r: Rig, **limits: Any) -> ap.Client:
+    """Another client of the same place."""
+    opening = ap.open(blob=r.blob, consensus=r.consensus, settings=ap.Settings(**limits), maintenance=False)
+    return await r.stack.enter_async_context(opening)
 
 
 @asynccontextmanager
 async def rig(runtime: Runtime = SYSTEM, **limits: Any) -> AsyncIterator[Rig]:
-    place, faults = uuid.uuid4().hex, Faults()
-    async with AsyncExitStack() as stack:
-        blob = Blobs(place)
-        client = await stack.enter_async_context(
-            ap.open(
-                blob=blob,
-                consensus=FaultyConsensus(AskedConsensus(place, runtime=runtime), faults),
-                settings=ap.Settings(**{"retry_timeout_s": 60.0, **limits}),
-                maintenance=False,
-                runtime=runtime,
-            )
-        )
+    def asked(name: str) -> MemoryConsensus:
+        return AskedConsensus(name, runtime=runtime)
+
+    options = {"blob": Blobs, "consensus": asked, "blob_faults": Faults(), "runtime": runtime}
+    async with rigs.rig(**options, **limits) as r:
         try:
-            yield Rig(client, place, blob, faults, stack)
+            yield r
         finally:
-            faults.heal()
-            for gate in (blob.before_set, blob.after_set, blob.before_delete):
+            for gate in (r.blob.before_set, r.blob.after_set, r.blob.before_delete):
                 gate.open()

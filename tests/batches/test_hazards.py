@@ -11,11 +11,11 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.testing.faults import Outcome
-from tests.batches.hazards_kit import Gate, Rig, rig
+from tests.batches.hazards_kit import Gate, another, rig
 from tests.support.cancelling import cancelled_after
 from tests.support.internals import session_of, shard_of, staged_of
 from tests.support.schemas import ROWS, SCHEMA
-from tests.support.shards import refused
+from tests.support.shards import becomes, refused, rows
 
 PENDING, CONSUMED = ap.UsageKind.OUTCOME_PENDING, ap.UsageKind.CONSUMED
 
@@ -24,13 +24,6 @@ async def cancelled(task: asyncio.Future[Any]) -> None:
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
-
-
-async def eventually(r: Rig, parts: set[str]) -> None:
-    """The blobs become these, once what runs in the background has ended."""
-    async with asyncio.timeout(50):
-        while await r.blob.parts() != parts:
-            await asyncio.sleep(0.001)
 
 
 # --- deletions that end half-way ----------------------------------------------------------------------
@@ -52,7 +45,7 @@ async def test_a_half_deleted_batch_can_only_be_deleted(shared: bool) -> None:
             with pytest.raises(ap.StorageUnavailable):
                 await batch.delete()
             r.blob.deletes_half = False
-            assert len(await r.blob.parts()) == left
+            assert len(await r.parts()) == left
             uses = [
                 w.compare_and_append_batch([batch], 0, 1),
                 other.compare_and_append_batch([batch], 0, 1),
@@ -71,7 +64,7 @@ async def test_a_half_deleted_batch_can_only_be_deleted(shared: bool) -> None:
                 await other.compare_and_append_batch([copy], 0, 1)
             staged_of(copy).consumed_elsewhere()
         await batch.delete()
-        assert await r.blob.parts() == set()
+        assert await r.parts() == []
         assert await refused(batch.delete()) == CONSUMED
         assert w.upper == ap.Antichain(0)
 
@@ -90,7 +83,7 @@ async def test_one_deletion_of_a_half_deleted_batch_at_a_time() -> None:
         assert await refused(batch.delete()) == PENDING
         r.blob.before_delete.open()
         await first
-        assert await r.blob.parts() == set()
+        assert await r.parts() == []
 
 
 async def test_a_half_deleted_batch_that_is_dropped_releases_its_registration() -> None:
@@ -125,7 +118,7 @@ async def test_inline_batches_gathered_into_one_blob_are_read_alike() -> None:
         assert [bool(part.key) for part in batch.parts] == [True]
         assert batch.runs == ()
         expected = [(key, 1, 6) for key in keys]
-        assert await r.rows(0) == expected
+        assert await rows(r.client, 0) == expected
         async with r.client.reader("t", SCHEMA) as reader, reader.snapshot(0) as s:
             assert [row async for row in s] == expected
             tables = [pa.Table.from_batches([one]) async for one in s.batches()]
@@ -136,7 +129,7 @@ async def test_inline_batches_gathered_into_one_blob_are_read_alike() -> None:
 async def test_an_inline_batch_is_flushed_to_one_blob_by_a_client_of_small_blobs() -> None:
     """Goal: restored where parts are smaller than it is: one part all the same, and its rewrite stays."""
     async with rig() as r:
-        w, other = await r.writer(), await r.writer(await r.another(blob_target_size=100))
+        w, other = await r.writer(), await r.writer(await another(r, blob_target_size=100))
         keys = [f"{k:05}" for k in range(40)]
         made = await w.batch([(key, 1, 0, 1) for key in keys], 0, 1)
         made.rewrite_ts(3, 4)
@@ -146,10 +139,10 @@ async def test_an_inline_batch_is_flushed_to_one_blob_by_a_client_of_small_blobs
         assert part.key is not None
         assert part.rewrite == ap.Antichain(3)
         assert (batch.len, batch.runs) == (40, ())
-        assert await r.blob.parts() == {part.key}
+        assert await r.parts() == [part.key]
         await other.compare_and_append_batch([batch], 0, 4)
-        assert await r.rows(2) == []
-        assert await r.rows(3) == [(key, 1, 1) for key in keys]
+        assert await rows(r.client, 2) == []
+        assert await rows(r.client, 3) == [(key, 1, 1) for key in keys]
 
 
 @pytest.mark.parametrize("where", ["before_set", "after_set", "commit"])
@@ -177,7 +170,7 @@ async def test_cancelled_while_inline_parts_are_gathered(where: str) -> None:
         await cancelled(call)
         r.faults.heal()
         assert await w.settle() == ap.NotCommitted()
-        await eventually(r, set())
+        await becomes(r.parts, [])
         for batch in batches:
             await batch.delete()
 
@@ -199,7 +192,7 @@ async def test_cancelled_while_the_state_is_flushed(where: str) -> None:
             async with asyncio.timeout(50):
                 while r.faults.calls["scan"] == scans:
                     await asyncio.sleep(0.001)
-            assert len(await r.blob.parts()) == 1  # what was in doubt is the flush
+            assert len(await r.parts()) == 1  # what was in doubt is the flush
         else:
             gate: Gate = getattr(r.blob, where)
             gate.shut()
@@ -210,7 +203,7 @@ async def test_cancelled_while_the_state_is_flushed(where: str) -> None:
         await cancelled(call)
         r.faults.heal()
         assert await w.settle() == ap.NotCommitted()
-        await eventually(r, set())
+        await becomes(r.parts, [])
 
 
 # --- cancelled callers --------------------------------------------------------------------------------
@@ -236,8 +229,8 @@ async def test_a_group_whose_caller_leaves_while_it_tidies_up_frees_its_batches(
         if use == "delete":
             await batch.delete()
         assert await refused(batch.delete()) == CONSUMED
-        await eventually(r, await r.named("a") | await r.named("b"))
-        assert len(await r.blob.parts()) == (1 if use == "append" else 0)
+        await becomes(r.parts, sorted(await r.named("a") + await r.named("b")))
+        assert len(await r.parts()) == (1 if use == "append" else 0)
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "handed_over"])
@@ -268,5 +261,5 @@ async def test_a_covered_append_that_is_cancelled_is_committed_iff_it_consumed(
         else:
             pytest.fail("no append ended by itself")
         assert answers == {ap.Committed, ap.NotCommitted}
-        await eventually(r, set())
-        assert await r.named() == set()
+        await becomes(r.parts, [])
+        assert await r.named() == []

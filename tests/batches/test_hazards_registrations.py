@@ -11,9 +11,10 @@ import pytest
 import aiopersist as ap
 from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.shard import registration
-from tests.batches.hazards_kit import rig
+from tests.batches.hazards_kit import another, rig
 from tests.support.internals import session_of, shard_of, staged_of
 from tests.support.schemas import ROWS, SCHEMA
+from tests.support.shards import rows
 
 
 class Clock(Runtime):
@@ -70,7 +71,7 @@ async def test_a_batch_in_the_making_keeps_a_registration_that_is_rotated(
         batch = await making
         assert all(registered in str(part.key) for part in batch.parts)
         await w.compare_and_append_batch([batch], 3, 10)
-        assert await r.rows(9) == [("a", 1, 1), ("b", 1, 1)]
+        assert await rows(r.client, 9) == [("a", 1, 1), ("b", 1, 1)]
 
 
 async def test_a_rotated_registration_ends_when_all_it_handed_over_is_spent(
@@ -142,7 +143,7 @@ async def test_a_restored_batch_without_parts_that_is_dropped_releases_its_regis
     """Goal: no warning is about it, and no task sends heartbeats for it."""
     async with rig() as r:
         w = await r.writer()
-        async with (await r.another()).writer("t", SCHEMA) as there:
+        async with (await another(r)).writer("t", SCHEMA) as there:
             data = (await there.batch([], 0, 1)).to_transmittable()
         batch = await w.batch_from_transmittable(data)
         registration: Any = staged_of(batch).registration
@@ -161,7 +162,7 @@ async def test_registrations_of_others_are_forgotten_with_their_last_batch(use: 
     async with rig() as r:
         w = await r.writer()
         for n in range(5):
-            async with (await r.another()).writer("t", SCHEMA) as there:
+            async with (await another(r)).writer("t", SCHEMA) as there:
                 datas = [(await there.batch([("k", 1, 0, 1)], 0, 100)).to_transmittable() for _ in "ab"]
             first, second = [await w.batch_from_transmittable(data) for data in datas]
             assert len(session_of(w)._others) == 1
@@ -179,7 +180,7 @@ async def test_registrations_of_others_are_forgotten_with_their_last_batch(use: 
 async def test_registrations_that_are_gone_are_not_remembered() -> None:
     async with rig() as r:
         w = await r.writer()
-        async with (await r.another()).writer("t", SCHEMA) as there:
+        async with (await another(r)).writer("t", SCHEMA) as there:
             data = (await there.batch(ROWS, 0, 1)).to_transmittable()
             await session_of(there).registration.expire()
         with pytest.raises(ap.BatchExpired):

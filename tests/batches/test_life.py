@@ -185,4 +185,4 @@ async def test_a_random_life(seed: int) -> None:
         await asyncio.sleep(0.02)
         assert stress.done["cancelled"] > 0  # how many depends on the pace of the machine
         assert await r.history() == sorted(stress.model)
-        await becomes(r.blobs, await r.named())
+        await becomes(r.parts, await r.named())

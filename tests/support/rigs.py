@@ -1,12 +1,13 @@
 """A place in memory with two clients: one behind faults, and one that nothing happens to."""
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiopersist as ap
+from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
 from tests.support.internals import staged_of
@@ -58,8 +59,9 @@ async def rig(
     *,
     blob_faults: Any = None,
     blob: type[MemoryBlob] = MemoryBlob,
-    consensus: type[MemoryConsensus] = MemoryConsensus,
+    consensus: Callable[[str], MemoryConsensus] = MemoryConsensus,
     wrap: type[FaultyConsensus] = FaultyConsensus,
+    runtime: Runtime = SYSTEM,
     **limits: Any,
 ) -> AsyncIterator[Rig]:
     """Without `blob_faults` the faults of versions are those of blobs, too."""
@@ -70,7 +72,9 @@ async def rig(
     settings = ap.Settings(**{"retry_timeout_s": 60.0, **limits})
     async with AsyncExitStack() as stack:
         honest = await stack.enter_async_context(ap.open(blob=url, consensus=url, maintenance=False))
-        client = await stack.enter_async_context(ap.open(**stores, settings=settings, maintenance=False))
+        client = await stack.enter_async_context(
+            ap.open(**stores, settings=settings, maintenance=False, runtime=runtime)
+        )
         r = Rig(client, honest, faults, of_blobs, blobs, versions, stack)
         try:
             yield r

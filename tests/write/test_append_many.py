@@ -87,7 +87,7 @@ async def test_a_mismatch_names_its_shard(at: int, single: int, staged: bool, kn
         assert ws[at].upper == ap.Antichain(7)
         uppers = [await w.fetch_recent_upper() for w in others]
         assert uppers == [ap.Antichain(7 if n == at else 0) for n in range(3)]
-        await becomes(r.blobs, blobs)
+        await becomes(r.parts, blobs)
         assert [await w.settle() for w in ws] == [None] * 3
         for batch in batches:
             await batch.delete()
@@ -160,7 +160,7 @@ async def test_a_backend_that_cannot_do_it_says_so(single: int) -> None:
         blobs = await r.parts()
         with pytest.raises(ap.Unsupported):
             await r.client.compare_and_append_many([ap.Append(a, rows("k"), 0, 1), ap.Append(b, batch, 0, 1)])
-        await becomes(r.blobs, blobs)
+        await becomes(r.parts, blobs)
         assert [await a.settle(), await b.settle()] == [None, None]
         assert await contents(r) == [{}, {}]
         await b.compare_and_append_batch([batch], 0, 1)
@@ -178,7 +178,7 @@ async def test_a_spent_copy_in_one_shard_stops_all() -> None:
         with pytest.raises(ap.AlreadyAppended) as caught:
             await r.client.compare_and_append_many([ap.Append(a, rows("k"), 0, 1), ap.Append(b, two, 1, 5)])
         assert caught.value.shard_id == b.shard_id
-        await becomes(r.blobs, blobs)
+        await becomes(r.parts, blobs)
         assert len(blobs) == 1
         assert await contents(r) == [{}, {"k": 1}]
 
@@ -204,7 +204,7 @@ async def test_an_expired_batch_in_one_shard_stops_all() -> None:
             await r.client.compare_and_append_many([ap.Append(a, rows("k"), 0, 1), ap.Append(b, batch, 0, 1)])
         assert caught.value.shard_id == b.shard_id
         await batch.delete()
-        await becomes(r.blobs, [])
+        await becomes(r.parts, [])
         await r.client.compare_and_append_many(one_each([a, b]))
         assert await contents(r) == [{"k": 1}, {"k": 1}]
 

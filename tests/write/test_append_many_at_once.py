@@ -181,4 +181,4 @@ async def test_two_shards_that_are_written_together_stay_alike(seed: int) -> Non
             for part in batch.parts
             if part.key
         }
-        await becomes(r.blobs, sorted(named))
+        await becomes(r.parts, sorted(named))

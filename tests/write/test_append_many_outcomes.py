@@ -124,7 +124,7 @@ async def test_settled_in_any_order(order: tuple[int, ...], outcome: Outcome, la
         assert await contents(r, NAMES) == ([{"k": 1}] * 3 if committed else [{}] * 3)
         if not committed:
             await batch.delete()
-            await becomes(r.blobs, [])
+            await becomes(r.parts, [])
         await asyncio.sleep(0.01)
         assert len(await r.parts()) == (3 if committed else 0)
         for w in ws:
@@ -167,7 +167,7 @@ async def test_one_settles_while_the_other_shard_moves_on(first: int | None, out
             for part in batch.parts
             if part.key
         }
-        await becomes(r.blobs, sorted(named))
+        await becomes(r.parts, sorted(named))
 
 
 async def test_the_next_call_of_one_writer_settles_only_its_own() -> None:
@@ -218,7 +218,7 @@ async def test_unavailable_says_that_it_did_not_happen() -> None:
         with pytest.raises(ap.StorageUnavailable):
             await r.client.compare_and_append_many(one_each(ws))
         r.faults.heal()
-        await becomes(r.blobs, [])
+        await becomes(r.parts, [])
         assert [await w.settle() for w in ws] == [None, None]
         await r.client.compare_and_append_many(one_each(ws))
         assert await contents(r) == [{"k": 1}] * 2

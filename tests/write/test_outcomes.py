@@ -165,7 +165,7 @@ async def test_unavailable_says_that_it_did_not_happen(append: Append, inline: i
             with pytest.raises(ap.StorageUnavailable):
                 await append(w)
             r.faults.heal()
-            await becomes(r.blobs, [])
+            await becomes(r.parts, [])
             assert await w.settle() is None
             assert await w.fetch_recent_upper() == ap.Antichain(0)
             await append(w)
