@@ -6,14 +6,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
-
 import aiopersist as ap
 from aiopersist.testing.faults import Faults, FaultyBlob
 from tests.support.internals import shard_of, staged_of
 from tests.support.processes import Clock
 from tests.support.schemas import SCHEMA, Writer
-from tests.support.shards import SIZES, parts_in, updates_of
+from tests.support.shards import parts_in, updates_of
 
 ROWS = [("a", 1, 0, 1), ("b", 2, 1, 3)]
 
@@ -67,12 +65,6 @@ async def world(**settings: Any) -> AsyncIterator[World]:
             w.faults.heal()
             for copy in w.copies:
                 staged_of(copy).consumed_elsewhere()
-
-
-@pytest.fixture(params=SIZES)
-async def place(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    async with world(inline_writes_single_max_bytes=request.param) as w:
-        yield w
 
 
 SPENT = "spent"  # the outcome of the second call

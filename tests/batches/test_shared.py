@@ -15,11 +15,7 @@ import pydantic
 import pytest
 
 import aiopersist as ap
-from tests.batches.shared_kit import (
-    ROWS,
-    World,
-    place,  # noqa: F401  # a fixture
-)
+from tests.batches.shared_kit import ROWS, World
 from tests.support.schemas import SCHEMA, Colour
 from tests.support.shards import updates_of
 

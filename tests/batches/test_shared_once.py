@@ -12,15 +12,7 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.testing.faults import Outcome
-from tests.batches.shared_kit import (
-    ROWS,
-    SPENT,
-    World,
-    check_blobs,
-    place,  # noqa: F401  # a fixture
-    used,
-    world,
-)
+from tests.batches.shared_kit import ROWS, SPENT, World, check_blobs, used, world
 from tests.support.schemas import Writer
 from tests.support.shards import becomes
 

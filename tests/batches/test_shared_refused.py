@@ -7,12 +7,7 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.data.part.inline import checksum
-from tests.batches.shared_kit import (
-    ROWS,
-    World,
-    place,  # noqa: F401  # a fixture
-    world,
-)
+from tests.batches.shared_kit import ROWS, World, world
 from tests.support.internals import shard_of
 from tests.support.schemas import SCHEMA
 

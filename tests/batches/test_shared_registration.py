@@ -8,13 +8,7 @@ import aiopersist as ap
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit
 from aiopersist.state.writing import ExpireWriter
-from tests.batches.shared_kit import (
-    ROWS,
-    World,
-    check_blobs,
-    place,  # noqa: F401  # a fixture
-    world,
-)
+from tests.batches.shared_kit import ROWS, World, check_blobs, world
 from tests.support.internals import session_of, shard_of, shards_of
 from tests.support.schemas import SCHEMA, Writer
 from tests.support.shards import SIZES

@@ -14,15 +14,7 @@ import httpx
 import pytest
 
 import aiopersist as ap
-from tests.fastapi.backend import (
-    GUARD_S,
-    Backend,
-    Event,
-    insist,
-    streaming,
-    uvicorn_serves,
-    write_app,
-)
+from tests.fastapi.backend import GUARD_S, Backend, Event, insist, streaming, uvicorn_serves, write_app
 
 ITEMS = [f"item-{number}" for number in range(8)]
 BEGIN = 1000

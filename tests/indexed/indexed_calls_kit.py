@@ -1,14 +1,11 @@
 """Helpers that the tests of the calls of an `Indexed` share."""
 
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
-
-import pytest
 
 import aiopersist as ap
 from aiopersist.indexed import Indexed, Stream
-from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
+from aiopersist.testing.faults import Faults
 
 
 async def two(ix: Indexed) -> tuple[Stream[str, int], Stream[str, int]]:
@@ -38,18 +35,6 @@ class Faulty(NamedTuple):
     client: ap.Client
     faults: Faults
     url: str
-
-
-@pytest.fixture
-async def faulty() -> AsyncIterator[Faulty]:
-    """A client whose store fails when told to, and that gives up soon."""
-    url, faults = f"mem://{uuid.uuid4().hex}", Faults()
-    blob = FaultyBlob(ap.open_blob(url), faults)
-    consensus = FaultyConsensus(ap.open_consensus(url), faults)
-    options = ap.Settings(retry_timeout_s=0.02, watch_timeout_s=0.1)
-    async with ap.open(url), ap.open(blob=blob, consensus=consensus, settings=options) as client:
-        yield Faulty(client, faults, url)
-        faults.heal()
 
 
 async def parts_below(url: str) -> int:

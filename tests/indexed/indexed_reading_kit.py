@@ -8,8 +8,6 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import pytest
-
 import aiopersist as ap
 from aiopersist.indexed import Indexed, Listener, Records, Stream, StreamSnapshot
 from aiopersist.testing.faults import Faults, FaultyConsensus, Outcome
@@ -19,15 +17,6 @@ TINY = {"inline_writes_single_max_bytes": 0, "blob_target_size": 200, "row_group
 
 
 NO_CACHE = {"blob_cache_bytes": 0}
-
-
-@pytest.fixture(params=["inline", "tiny parts"])
-async def either(request: Any) -> AsyncIterator[Indexed]:
-    """With updates in the state, and with many small blobs."""
-    options = ap.Settings(**(TINY if request.param == "tiny parts" else {}))
-    async with ap.open("mem://", settings=options) as client:
-        async with client.indexed("ix", background=False) as ix:
-            yield ix
 
 
 async def stream_of(ix: Indexed, name: str = "a") -> Stream[str, int]:

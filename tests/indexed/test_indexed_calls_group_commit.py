@@ -11,16 +11,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.indexed import Indexed, Refused
 from aiopersist.testing.faults import Faults, FaultyConsensus, Outcome
-from tests.indexed.indexed_calls_kit import (
-    OTHER_CALLS,
-    Faulty,
-    at,
-    commits,
-    faulty,  # noqa: F401  # a fixture
-    last_seqno,
-    read,
-    two,
-)
+from tests.indexed.indexed_calls_kit import OTHER_CALLS, Faulty, at, commits, last_seqno, read, two
 from tests.indexed.indexed_reading_kit import take_all
 from tests.support.virtual import in_virtual_time
 

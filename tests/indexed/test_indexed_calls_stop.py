@@ -12,16 +12,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.indexed import Indexed, Refused, Stopped
 from aiopersist.testing.faults import Faults, FaultyConsensus, Outcome
-from tests.indexed.indexed_calls_kit import (
-    OTHER_CALLS,
-    READONLY,
-    Faulty,
-    at,
-    faulty,  # noqa: F401  # a fixture
-    parts_below,
-    read,
-    two,
-)
+from tests.indexed.indexed_calls_kit import OTHER_CALLS, READONLY, Faulty, at, parts_below, read, two
 
 # --- stop ---------------------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from tests.indexed.indexed_reading_kit import (
     at,
     check_view,
     drained,
-    either,  # noqa: F401  # a fixture
     plain,
     read,
     rows_of,

@@ -15,7 +15,6 @@ from tests.indexed.indexed_reading_kit import (
     at,
     check_view,
     drained,
-    either,  # noqa: F401  # a fixture
     read,
     settle_down,
     stream_of,

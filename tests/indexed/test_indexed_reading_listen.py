@@ -15,7 +15,6 @@ from tests.indexed.indexed_reading_kit import (
     NO_CACHE,
     TINY,
     at,
-    either,  # noqa: F401  # a fixture
     lost_lease,
     plain,
     read,

@@ -13,7 +13,6 @@ import aiopersist as ap
 from aiopersist.indexed import Indexed, UnknownStream
 from tests.indexed.indexed_reading_kit import (
     at,
-    either,  # noqa: F401  # a fixture
     lost_lease,
     plain,
     settle_down,

@@ -12,7 +12,6 @@ from tests.indexed.indexed_reading_kit import (
     NO_CACHE,
     TINY,
     at,
-    either,  # noqa: F401  # a fixture
     plain,
     read,
     settle_down,

@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import pytest
-
 import aiopersist as ap
 from aiopersist.testing.faults import Faults
 from tests.support.processes import Clock
@@ -44,12 +42,6 @@ class World:
 async def a_world() -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         yield World(stack)
-
-
-@pytest.fixture
-async def world() -> AsyncIterator[World]:
-    async with a_world() as world:
-        yield world
 
 
 async def since_of(client: ap.Client) -> ap.Antichain:

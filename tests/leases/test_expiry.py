@@ -7,16 +7,7 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.testing.faults import Outcome
-from tests.leases.leases_kit import (
-    CALLS,
-    LEASE_S,
-    World,
-    a_world,
-    commit,
-    named,
-    since_of,
-    world,  # noqa: F401  # a fixture
-)
+from tests.leases.leases_kit import CALLS, LEASE_S, World, a_world, commit, named, since_of
 from tests.support.internals import session_of, shard_of
 from tests.support.schemas import SCHEMA
 from tests.support.shards import rows_until

@@ -7,16 +7,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from tests.leases.leases_kit import (
-    CALLS,
-    LEASE_S,
-    World,
-    a_world,
-    commit,
-    named,
-    since_of,
-    world,  # noqa: F401  # a fixture
-)
+from tests.leases.leases_kit import CALLS, LEASE_S, World, a_world, commit, named, since_of
 from tests.support.internals import shard_of
 from tests.support.schemas import SCHEMA
 from tests.support.shards import becomes, rows_until

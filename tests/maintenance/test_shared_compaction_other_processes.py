@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from tests.maintenance.shared_compaction_kit import (
-    BLOBS,
-    filled,
-    is_one_run,
-    is_the_model,
-)
+from tests.maintenance.shared_compaction_kit import BLOBS, filled, is_one_run, is_the_model
 
 pytestmark = pytest.mark.usefixtures("started_postgres")
 

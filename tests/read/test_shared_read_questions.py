@@ -6,15 +6,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from tests.read.shared_read_kit import (
-    all_read,
-    changes,
-    contents,
-    move_since,
-    read,
-    ten_times,
-    told,
-)
+from tests.read.shared_read_kit import all_read, changes, contents, move_since, read, ten_times, told
 from tests.support.processes import Place, place_in_memory
 from tests.support.schemas import NAN, SCHEMA
 from tests.support.virtual import in_virtual_time

@@ -1,9 +1,6 @@
 """Helpers that the tests of the register share."""
 
-import uuid
 from typing import Any, NamedTuple
-
-import pytest
 
 import aiopersist as ap
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
@@ -27,9 +24,3 @@ class Place(NamedTuple):
 
     async def keys(self, end: str) -> list[str]:
         return [key async for key, _ in self.blob.list("") if key.endswith(end)]
-
-
-@pytest.fixture
-def place() -> Place:
-    name = uuid.uuid4().hex
-    return Place(MemoryBlob(name), MemoryConsensus(name), Faults())

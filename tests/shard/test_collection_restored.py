@@ -8,10 +8,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.gc.collect import collect
 from aiopersist.maintenance.shard import ShardMaintenance
-from tests.shard.register_kit import (
-    Place,
-    place,  # noqa: F401  # a fixture
-)
+from tests.shard.register_kit import Place
 from tests.shard.test_register import restore, saved, shard_of
 from tests.support.schemas import SCHEMA
 

@@ -21,10 +21,7 @@ from aiopersist.state.keys import writer_of
 from aiopersist.state.lifecycle import EvolveSchema
 from aiopersist.state.writing import ExpireWriter, HeartbeatWriter
 from aiopersist.testing.faults import Outcome
-from tests.shard.register_kit import (
-    Place,
-    place,  # noqa: F401  # a fixture
-)
+from tests.shard.register_kit import Place
 from tests.support.schemas import SCHEMA
 from tests.support.shards import CAS
 

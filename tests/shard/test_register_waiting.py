@@ -10,10 +10,7 @@ import aiopersist as ap
 from aiopersist.shard.log import consensus_key
 from aiopersist.state.diff import Changes, decode_commit, decode_diff, diff_of, encode_diff
 from aiopersist.testing.faults import Outcome
-from tests.shard.register_kit import (
-    Place,
-    place,  # noqa: F401  # a fixture
-)
+from tests.shard.register_kit import Place
 from tests.support.schemas import SCHEMA
 
 # --- sharing, waiting ---------------------------------------------------------------------------------

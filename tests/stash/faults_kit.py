@@ -1,16 +1,12 @@
 """Helpers that the tests of faults of a stash share."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
-
-import asyncpg
-import pytest
 
 import aiopersist as ap
 from aiopersist.base.errors import Indeterminate, StorageUnavailable
 from aiopersist.stash import Stash, StashCollection
-from aiopersist.testing import servers
 from tests.stash.attack import ARRIVAL_S, LateProxy, put
 
 BIG = 4100  # rows: more than one statement takes
@@ -33,16 +29,6 @@ class Way(NamedTuple):
     direct: str
     admin: Any
     """A connection behind the library's back, in the schema of the stash."""
-
-
-@pytest.fixture
-async def way(postgres_server: servers.PostgresServer, postgres_schema: str) -> AsyncIterator[Way]:
-    settings = {"search_path": postgres_schema}
-    admin = await asyncpg.connect(postgres_server.dsn(), server_settings=settings)
-    async with LateProxy(postgres_server.host, postgres_server.port) as proxy:
-        url = postgres_server.url(postgres_schema, host=proxy.host, port=proxy.port)
-        yield Way(proxy, url, postgres_server.url(postgres_schema), admin)
-    await admin.close()
 
 
 class Work:

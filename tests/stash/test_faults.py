@@ -10,19 +10,7 @@ import aiopersist as ap
 from aiopersist.base.errors import Indeterminate, StorageUnavailable
 from aiopersist.stash import StaleLower, Stash, StashCollection
 from tests.stash.attack import ARRIVAL_S, LOSSES, Loss, keys, put
-from tests.stash.faults_kit import (
-    BIG,
-    FAILURES,
-    KINDS,
-    NEVER,
-    REPORT,
-    Way,
-    Work,
-    _known,
-    _open,
-    _stalled,
-    way,  # noqa: F401  # a fixture
-)
+from tests.stash.faults_kit import BIG, FAILURES, KINDS, NEVER, REPORT, Way, Work, _known, _open, _stalled
 from tests.support.internals import session_of
 
 

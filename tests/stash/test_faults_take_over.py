@@ -12,19 +12,7 @@ from aiopersist.base.errors import Indeterminate
 from aiopersist.stash import Stash
 from aiopersist.testing import servers
 from tests.stash.attack import ARRIVAL_S, is_fenced, keys, postgres_tables, put
-from tests.stash.faults_kit import (
-    BIG,
-    FAILURES,
-    KINDS,
-    NEVER,
-    REPORT,
-    Way,
-    Work,
-    _known,
-    _open,
-    _stalled,
-    way,  # noqa: F401  # a fixture
-)
+from tests.stash.faults_kit import BIG, FAILURES, KINDS, NEVER, REPORT, Way, Work, _known, _open, _stalled
 from tests.support.internals import session_of
 
 

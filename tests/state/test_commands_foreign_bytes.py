@@ -9,9 +9,7 @@ import aiopersist as ap
 from aiopersist.state import diff as diffs
 from aiopersist.state import rollup_file
 from aiopersist.state.model import FORMAT
-from aiopersist.state.writing import (
-    RegisterWriter,
-)
+from aiopersist.state.writing import RegisterWriter
 from tests.state.commands_kit import LEASE_S, created
 
 

@@ -14,10 +14,7 @@ from aiopersist.base.errors import Corruption, Indeterminate, InvalidLocation, S
 from aiopersist.base.runtime import Runtime
 from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.objects.bucket import Object, Tagged
-from aiopersist.storage.objects.consensus import (
-    ObjectsConsensus,
-    delays_of_polls,
-)
+from aiopersist.storage.objects.consensus import ObjectsConsensus, delays_of_polls
 from aiopersist.storage.objects.names import (
     SEQNO_MAX,
     floor_name,

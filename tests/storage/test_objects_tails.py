@@ -7,14 +7,7 @@ from hypothesis import strategies as st
 from aiopersist.base.errors import Corruption
 from aiopersist.storage.consensus import Versioned
 from aiopersist.storage.objects.names import folder_of, version_name
-from aiopersist.storage.objects.tails import (
-    KEYS_MAX,
-    TAIL_BYTES_MAX,
-    TAIL_MAX,
-    Tails,
-    packed,
-    unpacked,
-)
+from aiopersist.storage.objects.tails import KEYS_MAX, TAIL_BYTES_MAX, TAIL_MAX, Tails, packed, unpacked
 from aiopersist.testing.storage.heads import grow, numbered
 from tests.storage.objects_kit import Place
 
