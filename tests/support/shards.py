@@ -45,28 +45,28 @@ async def named_parts(client: ap.Client, name: str = "t") -> list[str]:
     return sorted(part.key for batch in state.batches.values() for part in batch.parts if part.key)
 
 
-async def rows(client: ap.Client, as_of: Any = None, schema: Any = SCHEMA) -> list[Any]:
-    async with client.reader("t", schema) as r, r.snapshot(as_of) as s:
+async def rows(client: ap.Client, as_of: Any = None, schema: Any = SCHEMA, name: str = "t") -> list[Any]:
+    async with client.reader(name, schema) as r, r.snapshot(as_of) as s:
         return await s.rows()
 
 
-async def updates_of(client: ap.Client, since: Any = 0, schema: Any = SCHEMA, name: str = "t") -> list[Any]:
-    """All updates of the shard, as a subscription gives them."""
+async def history(client: ap.Client, since: Any = 0, schema: Any = SCHEMA) -> dict[Any, int]:
+    """All updates of the shard, summed, as a subscription gives them."""
     found: list[Any] = []
-    async with client.reader(name, schema) as r:
+    async with client.reader("t", schema) as r:
         if (upper := await r.fetch_recent_upper()) == ap.Antichain(since):
-            return []
+            return {}
         async with r.subscribe(since) as updates:
             async for step in updates.steps():
-                found += [tuple(update) for update in step.updates]
+                found += step.updates
                 if upper <= step.upper:
                     break
-    return sorted(found)
+    return summed(found)
 
 
-async def history(client: ap.Client, since: Any = 0, schema: Any = SCHEMA) -> dict[Any, int]:
-    """All updates of the shard, summed."""
-    return summed(await updates_of(client, since, schema))
+async def updates_of(client: ap.Client) -> list[Any]:
+    """The same in order."""
+    return sorted((*what, diff) for what, diff in (await history(client)).items())
 
 
 async def move_since(client: ap.Client, to: Any, name: str = "t") -> None:

@@ -2,11 +2,9 @@
 only staged batches are `BatchExpired`."""
 
 import asyncio
-import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
@@ -18,8 +16,12 @@ from aiopersist.shard.commit import commit
 from aiopersist.shard.registration import LOST_MAX
 from aiopersist.state.writing import ExpireWriter
 from aiopersist.storage.memory import MemoryBlob
+from aiopersist.testing.faults import Faults
+from tests.support import rigs
 from tests.support.internals import shard_of
+from tests.support.rigs import Rig
 from tests.support.schemas import SCHEMA, Writer
+from tests.support.shards import rows
 
 ROWS = [(f"k{n}", n) for n in range(5)]
 UPDATES = [(key, val, 0, 1) for key, val in ROWS]
@@ -38,47 +40,22 @@ class Interrupted(MemoryBlob):
             await self.meanwhile.popleft()()
 
 
-@dataclass
-class Rig:
-    """Two clients of one place; what `client` uploads can be interrupted."""
-
-    client: ap.Client
-    other: ap.Client
-    blob: Interrupted
-
-    async def expire(self, writer: Writer) -> None:
-        """Another process ends the registration, as it ends those that are overdue."""
-        async with self.other.writer(writer.shard_id, SCHEMA) as w:
-            await commit(shard_of(w).register, ExpireWriter(writer.writer_id), Slot())
-
-    async def expire_and_sweep(self, writer: Writer) -> None:
-        """And then it sweeps what was left."""
-        await self.expire(writer)
-        assert await self.other.sweep_leaked_blobs(dry_run=False)
-
-    async def rows(self, shard: str = "t") -> list[tuple[str, int, int]]:
-        async with self.other.reader(shard, SCHEMA) as r, r.snapshot(wait=False) as s:
-            return await s.rows()
-
-    async def blobs(self) -> set[str]:
-        return {key async for key, _ in self.blob.list("") if key.endswith(".parquet")}
-
-    async def named(self, shard: str = "t") -> set[str]:
-        async with self.other.writer(shard, SCHEMA) as w:
-            await w.fetch_recent_upper()
-            batches = shard_of(w).state.batches.values()
-            return {part.key for batch in batches for part in batch.parts if part.key is not None}
+def rig(**limits: Any) -> AbstractAsyncContextManager[Rig]:
+    """What `client` uploads can be interrupted."""
+    options = {"blob": Interrupted, "inline_writes_single_max_bytes": 0, **limits}
+    return rigs.rig(blob_faults=Faults(), **options)
 
 
-@asynccontextmanager
-async def rig(**limits: Any) -> AsyncIterator[Rig]:
-    blob, url = Interrupted(place := uuid.uuid4().hex), f"mem://{uuid.uuid4().hex}"
-    settings = ap.Settings(**{"inline_writes_single_max_bytes": 0, **limits})
-    async with (
-        ap.open(blob=MemoryBlob(place), consensus=url, maintenance=False) as other,
-        ap.open(blob=blob, consensus=url, settings=settings, maintenance=False) as client,
-    ):
-        yield Rig(client, other, blob)
+async def expire(r: Rig, writer: Writer) -> None:
+    """Another process ends the registration, as it ends those that are overdue."""
+    async with r.honest.writer(writer.shard_id, SCHEMA) as w:
+        await commit(shard_of(w).register, ExpireWriter(writer.writer_id), Slot())
+
+
+async def expire_and_sweep(r: Rig, writer: Writer) -> None:
+    """And then it sweeps what was left."""
+    await expire(r, writer)
+    assert await r.honest.sweep_leaked_blobs(dry_run=False)
 
 
 def rows_one_by_one() -> Iterator[tuple[str, int, int, int]]:
@@ -134,72 +111,76 @@ async def test_parts_are_uploaded_again_under_a_new_writer(append: Append, targe
     async with rig(blob_target_size=target) as r:
         async with r.client.writer("t", SCHEMA) as w:
             before = w.writer_id
-            r.blob.meanwhile.append(lambda: r.expire(w))
+            r.blob.meanwhile.append(lambda: expire(r, w))
             await append(w)
             assert w.writer_id != before
-            assert await r.rows() == [(key, val, 1) for key, val in ROWS]
+            assert await rows(r.honest) == [(key, val, 1) for key, val in ROWS]
             assert await w.settle() is None
         await r.client.aclose()
-        assert await r.named() == await r.blobs()
-        assert len(await r.blobs()) == (1 if target else len(ROWS))
-        assert not any(before in key for key in await r.blobs())
+        assert await r.named() == await r.parts()
+        assert len(await r.parts()) == (1 if target else len(ROWS))
+        assert not any(before in key for key in await r.parts())
 
 
 @cases(HELD)
 async def test_parts_that_were_swept_are_made_again(append: Append) -> None:
     """Goal: rows that the caller still holds land, even if the sweep has deleted what was uploaded."""
     async with rig() as r, r.client.writer("t", SCHEMA) as w:
-        r.blob.meanwhile.append(lambda: r.expire_and_sweep(w))
+        r.blob.meanwhile.append(lambda: expire_and_sweep(r, w))
         await append(w)
-        assert await r.rows() == [(key, val, 1) for key, val in ROWS]
+        assert await rows(r.honest) == [(key, val, 1) for key, val in ROWS]
 
 
 @cases(GIVEN_AWAY)
 async def test_swept_parts_of_an_iterator_are_refused(append: Append) -> None:
     """Goal: what cannot be made again is an error, and nothing of it is written."""
     async with rig() as r, r.client.writer("t", SCHEMA) as w:
-        r.blob.meanwhile.append(lambda: r.expire_and_sweep(w))
+        r.blob.meanwhile.append(lambda: expire_and_sweep(r, w))
         with pytest.raises(ap.BatchExpired):
             await append(w)
         assert await w.settle() is None
         assert await w.fetch_recent_upper() == ap.Antichain(0)
         await w.compare_and_append(UPDATES, 0, 1)
-        assert await r.rows() == [(key, val, 1) for key, val in ROWS]
+        assert await rows(r.honest) == [(key, val, 1) for key, val in ROWS]
 
 
 async def test_a_writer_that_is_lost_again_and_again_ends() -> None:
     """Goal: an append that never gets through ends with an error, and leaves neither rows nor blobs."""
     async with rig() as r, r.client.writer("t", SCHEMA) as w:
-        r.blob.meanwhile.extend([lambda: r.expire(w)] * (LOST_MAX * LOST_MAX))
+        r.blob.meanwhile.extend([lambda: expire(r, w)] * (LOST_MAX * LOST_MAX))
         with pytest.raises(ap.BatchExpired):
             await w.compare_and_append(rows_one_by_one(), 0, 1)
         r.blob.meanwhile.clear()
         assert await w.fetch_recent_upper() == ap.Antichain(0)
         await r.client.aclose()
-        assert await r.blobs() == set()
+        assert await r.parts() == []
 
 
 async def test_several_shards_lose_their_writers() -> None:
     """Goal: an append to several shards lands in all of them, once."""
     async with rig() as r, r.client.writer("a", SCHEMA) as a, r.client.writer("b", SCHEMA) as b:
-        r.blob.meanwhile.extend([lambda: r.expire(a), lambda: r.expire(b)])
+        r.blob.meanwhile.extend([lambda: expire(r, a), lambda: expire(r, b)])
         appends = [ap.Append(a, UPDATES, 0, 1), ap.Append(b, rows_one_by_one(), 0, 1)]
         await r.client.compare_and_append_many(appends)
-        assert await r.rows("a") == await r.rows("b") == [(key, val, 1) for key, val in ROWS]
+        assert (
+            await rows(r.honest, name="a")
+            == await rows(r.honest, name="b")
+            == [(key, val, 1) for key, val in ROWS]
+        )
         await r.client.aclose()
-        assert await r.blobs() == await r.named("a") | await r.named("b")
+        assert await r.parts() == sorted(await r.named("a") + await r.named("b"))
 
 
 async def test_a_staged_batch_stays_expired() -> None:
     """Goal: what a user has staged is not appended under another writer; he gets it back."""
     async with rig() as r, r.client.writer("t", SCHEMA) as w:
         batch = await w.batch(UPDATES, 0, 1)
-        await r.expire(w)
+        await expire(r, w)
         with pytest.raises(ap.BatchExpired):
             await w.compare_and_append_batch([batch], 0, 1)
         await batch.delete()
         await w.compare_and_append(UPDATES, 0, 1)
-        assert await r.rows() == [(key, val, 1) for key, val in ROWS]
+        assert await rows(r.honest) == [(key, val, 1) for key, val in ROWS]
 
 
 async def test_a_repeat_is_found_after_the_loss() -> None:
@@ -207,15 +188,15 @@ async def test_a_repeat_is_found_after_the_loss() -> None:
     async with rig() as r, r.client.writer("t", SCHEMA) as w:
 
         async def lose() -> None:
-            await r.expire(w)
-            async with r.other.writer("t", SCHEMA) as theirs:
+            await expire(r, w)
+            async with r.honest.writer("t", SCHEMA) as theirs:
                 await theirs.write(ROWS, txn=("app", 1))
 
         r.blob.meanwhile.append(lose)
         await w.write(ROWS, txn=("app", 1))
-        assert await r.rows() == [(key, val, 1) for key, val in ROWS]
+        assert await rows(r.honest) == [(key, val, 1) for key, val in ROWS]
         await r.client.aclose()
-        assert await r.blobs() <= await r.named()
+        assert set(await r.parts()) <= set(await r.named())
 
 
 async def test_a_cancelled_copy_leaves_nothing() -> None:
@@ -227,7 +208,7 @@ async def test_a_cancelled_copy_leaves_nothing() -> None:
             copying.set()
             await asyncio.sleep(0.01)
 
-        r.blob.meanwhile.extend([lambda: r.expire(w), hang])
+        r.blob.meanwhile.extend([lambda: expire(r, w), hang])
         append = asyncio.create_task(w.compare_and_append(UPDATES, 0, 1))
         await copying.wait()
         append.cancel()
@@ -235,7 +216,7 @@ async def test_a_cancelled_copy_leaves_nothing() -> None:
             await append
         assert await w.settle() == ap.NotCommitted()
         await r.client.aclose()
-        assert await r.blobs() == set()
+        assert await r.parts() == []
 
 
 async def test_what_an_append_has_flushed_itself_is_copied() -> None:
@@ -245,8 +226,8 @@ async def test_what_an_append_has_flushed_itself_is_copied() -> None:
         async with r.client.writer("t", SCHEMA) as w, r.client.writer("t", SCHEMA) as staging:
             batch = await staging.batch([("z" * 400, 1, 1, 1)], 1, 2)
             await w.compare_and_append([("y" * 400, 1, 0, 1)], 0, 1)
-            assert await r.blobs() == set()
-            r.blob.meanwhile.append(lambda: r.expire(w))
+            assert await r.parts() == []
+            r.blob.meanwhile.append(lambda: expire(r, w))
             await w.compare_and_append_batch([batch], 1, 2)
             assert not r.blob.meanwhile
-            assert len(await r.rows()) == 2
+            assert len(await rows(r.honest)) == 2
