@@ -6,7 +6,7 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.testing.faults import Outcome
-from tests.batches.batches_kit import BLOB, EVERYWHERE, PARTS, STAGED, refused
+from tests.batches.batches_kit import BLOB, EVERYWHERE, PARTS, STAGED, Recorded, refused
 from tests.conftest import StoreUrls
 from tests.support.internals import stack_of
 from tests.support.rigs import rig
@@ -29,7 +29,7 @@ async def test_a_deleted_batch_leaves_no_blob(location: StoreUrls, limits: dict[
 
 @pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.REFUSED, Outcome.DROPPED, Outcome.LOST])
 async def test_a_deletion_names_each_key_once_and_is_retried(outcome: Outcome) -> None:
-    async with rig(**PARTS) as r, r.client.writer("t", SCHEMA) as w:
+    async with rig(blob=Recorded, **PARTS) as r, r.client.writer("t", SCHEMA) as w:
         b = await w.batch([(key, 1, 0, 1) for key in "abcde"], 0, 1)
         keys = sorted(part.key for part in b.parts)
         assert (len(keys), await r.parts()) == (5, keys)

@@ -83,4 +83,4 @@ async def rig(
                 trouble.heal()
                 trouble.latency_s = (0.0, 0.0)
             for batch in r.kept:
-                staged_of(batch).spent_elsewhere()
+                staged_of(batch).consumed_elsewhere()
