@@ -48,8 +48,8 @@ VAGUE = frozenset(
 )
 # Packages whose names are still to be put right.
 UNTIDY = frozenset(
-    {"__init__.py", "backup", "base", "cli", "client", "compact", "demo", "erase", "fastapi", "gc"}
-    | {"indexed", "maintenance", "measure", "parts", "read", "spark", "stash", "storage"}
+    {"__init__.py", "backup", "cli", "client", "compact", "demo", "erase", "fastapi"}
+    | {"indexed", "maintenance", "read", "spark", "stash", "storage"}
     | {"subscription", "table", "testing", "web"}
 )
 

@@ -56,20 +56,20 @@ async def both(
     return first.result(), second.result()
 
 
-def told(
+def spawn_with_result(
     work: Callable[[], Coroutine[Any, Any, T]], spawn: Callable[[Coroutine[Any, Any, T]], asyncio.Task[T]]
 ) -> tuple[asyncio.Task[T], asyncio.Future[T]]:
     """The task of `work` that `spawn` makes, and its result, told in the same turn of the loop: the end of a
     task is told one turn later, and by `asyncio.shield` another one. A caller that waits for the result and
     not for the task may be cancelled, and `work` goes on."""
     answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    task = spawn(telling := _told(work, answer))
-    if not telling.cr_suspended:  # type: ignore[attr-defined]  # else it has begun, and will tell
+    task = spawn(running := _run(work, answer))
+    if not running.cr_suspended:  # type: ignore[attr-defined]  # else it has begun, and will tell
         task.add_done_callback(lambda _: None if answer.done() else answer.cancel())
     return task, answer
 
 
-async def _told(work: Callable[[], Coroutine[Any, Any, T]], answer: asyncio.Future[T]) -> T:
+async def _run(work: Callable[[], Coroutine[Any, Any, T]], answer: asyncio.Future[T]) -> T:
     try:
         result = await work()
     except asyncio.CancelledError:

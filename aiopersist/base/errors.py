@@ -191,8 +191,8 @@ class OpaqueMismatch(Error):
     def __init__(
         self, expected: object, actual: object, *, text: str | None = None, shard_id: str | None = None
     ) -> None:
-        found = "the hold was released" if actual is None else f"opaque is {actual}"
-        super().__init__(text or f"{found}, expected {expected}", shard_id=shard_id)
+        actual_text = "the hold was released" if actual is None else f"opaque is {actual}"
+        super().__init__(text or f"{actual_text}, expected {expected}", shard_id=shard_id)
         self.expected = expected
         self.actual = actual
 

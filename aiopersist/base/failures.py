@@ -56,8 +56,8 @@ class Failures:
         more = f" ({last.silent} more since the last line)" if last is not None and last.silent else ""
         extra = {"work": what, "error": type(error).__name__, "failures": 1 + (last.silent if last else 0)}
         if isinstance(error, Error):
-            found = self.labelled(error)
-            log.warning("%s failed: %s%s", what, found, more, extra={**extra, "shard": named(found.label)})
+            signed = self.labelled(error)
+            log.warning("%s failed: %s%s", what, signed, more, extra={**extra, "shard": named(signed.label)})
         else:
             log.error("%s failed: %r%s", what, error, more, exc_info=error, extra=extra)
 

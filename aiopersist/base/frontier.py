@@ -100,24 +100,24 @@ class Antichain:
         return any(e != time and less_equal(e, _same_shape(self, time)) for e in self.elements)
 
     def __le__(self, other: "Antichain | Time") -> bool:
-        found = other if type(other) is Antichain else _comparable(other)
-        if found is None:
+        that = other if type(other) is Antichain else _comparable(other)
+        if that is None:
             return NotImplemented
-        if len(found.elements) == 1:  # most frontiers have one element
-            return self.less_equal(found.elements[0])
-        return all(self.less_equal(t) for t in found.elements)
+        if len(that.elements) == 1:  # most frontiers have one element
+            return self.less_equal(that.elements[0])
+        return all(self.less_equal(t) for t in that.elements)
 
     def __lt__(self, other: "Antichain | Time") -> bool:
-        found = _comparable(other)
-        return NotImplemented if found is None else self.elements != found.elements and self.__le__(found)
+        that = _comparable(other)
+        return NotImplemented if that is None else self.elements != that.elements and self.__le__(that)
 
     def __ge__(self, other: "Antichain | Time") -> bool:
-        found = _comparable(other)
-        return NotImplemented if found is None else found.__le__(self)
+        that = _comparable(other)
+        return NotImplemented if that is None else that.__le__(self)
 
     def __gt__(self, other: "Antichain | Time") -> bool:
-        found = _comparable(other)
-        return NotImplemented if found is None else found.__lt__(self)
+        that = _comparable(other)
+        return NotImplemented if that is None else that.__lt__(self)
 
     def join(self, other: "Antichain | Time") -> "Antichain":
         """The least frontier at or beyond both: the times beyond one *and* the other."""
@@ -205,10 +205,10 @@ def shaped(value: "Antichain | Time", time_length: int | None) -> Antichain:
     shape."""
     if time_length is None and type(value) is int:  # most calls
         return _of_int(value)
-    found = frontier(value)
-    if found.elements:
-        minimum(time_length).less_equal(found.elements[0])  # raises for another shape
-    return found
+    result = frontier(value)
+    if result.elements:
+        minimum(time_length).less_equal(result.elements[0])  # raises for another shape
+    return result
 
 
 def advance(time: Time, frontier: Antichain | Time) -> Time:

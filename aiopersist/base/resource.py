@@ -275,20 +275,21 @@ class _Call:
             self._task.cancel()
 
 
-_told: "WeakKeyDictionary[Error, tuple[ref[asyncio.Task[Any]], str | None, str | None]]" = WeakKeyDictionary()
+_FirstCall = tuple[ref[asyncio.Task[Any]], str | None, str | None]
+_first_calls: WeakKeyDictionary[Error, _FirstCall] = WeakKeyDictionary()
 """The task whose call got the error first, and the shard that it named before."""
 
 
 def own_error(error: E) -> E:
     """The error for the call of this task: a copy, if the call of another task got it. Calls share requests,
     commits and openings; what one of them does to its error, such as a note, the others must not see."""
-    me, told = asyncio.current_task(), _told.get(error)
-    if told is not None and told[0]() is not me:
+    me, first = asyncio.current_task(), _first_calls.get(error)
+    if first is not None and first[0]() is not me:
         error = copy(error)
         error.__notes__ = [*getattr(error, "__notes__", ())]
-        _, error.shard_id, error.label = told
-    if me is not None and error not in _told:
-        _told[error] = ref(me), error.shard_id, error.label
+        _, error.shard_id, error.label = first
+    if me is not None and error not in _first_calls:
+        _first_calls[error] = ref(me), error.shard_id, error.label
     return error
 
 

@@ -163,32 +163,32 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
         try:
             return handler({**_environment(), **values})
         except ValidationError as error:
-            told = [_naming(detail, values) for detail in error.errors()]
-            raise ValidationError.from_exception_data(error.title, told) from None
+            details = [_naming(detail, values) for detail in error.errors()]
+            raise ValidationError.from_exception_data(error.title, details) from None
 
 
 def _environment() -> dict[str, str]:
     """The settings in the environment, by name."""
-    given = {n.removeprefix(PREFIX): text for n, text in os.environ.items() if n.startswith(PREFIX)}
+    variables = {n.removeprefix(PREFIX): text for n, text in os.environ.items() if n.startswith(PREFIX)}
     return {
         name.lower(): text
-        for name, text in given.items()
+        for name, text in variables.items()
         if name not in (*LOCATION_NAMES, TOKEN_NAME) and not name.startswith(TEST_PREFIX)
     }
 
 
-def _naming(detail: Any, given: dict[str, Any]) -> InitErrorDetails:
+def _naming(detail: Any, arguments: dict[str, Any]) -> InitErrorDetails:
     """The same detail of an error, but a value from the environment is named by its variable. The text of a
     variable that is no setting is hidden, since it may be a secret."""
     name, *rest = map(str, detail["loc"] or ("",))
-    prefix, spelled = ("", str) if name in given else (PREFIX, str.upper)
+    prefix, spelled = ("", str) if name in arguments else (PREFIX, str.upper)
     text, value = detail["msg"], detail["input"]
     if detail["type"] == "extra_forbidden":
         from difflib import get_close_matches
 
-        close = [prefix + spelled(found) for found in get_close_matches(name, Settings.model_fields, 1)]
+        close = [prefix + spelled(match) for match in get_close_matches(name, Settings.model_fields, 1)]
         text = f"there is no such setting{f': is it {close[0]}?' if close else ''}"
-        value = value if name in given else "..."
+        value = value if name in arguments else "..."
     kind = PydanticCustomError("setting", text)
     return InitErrorDetails(type=kind, loc=(prefix + spelled(name), *rest), input=value)
 

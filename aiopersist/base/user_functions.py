@@ -44,7 +44,7 @@ async def call_async(function: Callable[..., Awaitable[T]], *arguments: Any) -> 
 class _Body:
     client: object
     task: "asyncio.Task[Any] | None"
-    told: set[str] = field(default_factory=set)
+    warned: set[str] = field(default_factory=set)
 
 
 _running: ContextVar[_Body | None] = ContextVar("body", default=None)
@@ -66,8 +66,8 @@ def warn_in_body(client: object, call: str, instead: str, depth: int = 3) -> Non
     body = _running.get()
     if body is None or body.client is not client or body.task is not asyncio.current_task():
         return
-    if call not in body.told:
-        body.told.add(call)
+    if call not in body.warned:
+        body.warned.add(call)
         text = (
             "%s in the body of a transaction is no part of it: it stays if the body raises, and happens "
             "again if the body runs again. Write %s; or do it in a task of its own"

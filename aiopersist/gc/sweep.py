@@ -118,8 +118,8 @@ class _Named(NamedTuple):
 
 async def _without_tombstones(stack: Stack, shards: list[str]) -> AsyncIterator[str]:
     resting = await read_resting(stack)
-    known = {s: resting[key] for s in shards if (key := consensus_key(s)) in resting}
-    async for heads in read_heads(stack, shards, known):
+    seqnos = {s: resting[key] for s in shards if (key := consensus_key(s)) in resting}
+    async for heads in read_heads(stack, shards, seqnos):
         for shard in heads.moved:
             yield shard
 

@@ -41,19 +41,19 @@ class Heads(NamedTuple):
     tombstones: dict[str, Tombstone]
 
 
-async def read_heads(stack: Stack, shards: Sequence[str], known: dict[str, int]) -> AsyncIterator[Heads]:
+async def read_heads(stack: Stack, shards: Sequence[str], seqnos: dict[str, int]) -> AsyncIterator[Heads]:
     """Those heads of `shards` that differ from the known ones, tombstones apart, in slices of `AT_ONCE`. One
     request for each slice."""
     keys = {consensus_key(shard): shard for shard in shards}
-    for some in sliced({key: known.get(shard) for key, shard in keys.items()}, AT_ONCE):
-        found = await stack.consensus.heads(some)
-        heads = {keys[key]: head for key, head in found.items() if head is not None}
-        yield await stack.compute(_tombstones_apart, heads)
+    for part in sliced({key: seqnos.get(shard) for key, shard in keys.items()}, AT_ONCE):
+        by_key = await stack.consensus.heads(part)
+        heads = {keys[key]: head for key, head in by_key.items() if head is not None}
+        yield await stack.compute(_divided, heads)
 
 
-def _tombstones_apart(heads: dict[str, Versioned]) -> Heads:
-    found = {shard: _tombstone(shard, head) for shard, head in heads.items()}
-    tombstones = {shard: tombstone for shard, tombstone in found.items() if tombstone is not None}
+def _divided(heads: dict[str, Versioned]) -> Heads:
+    results = {shard: _tombstone(shard, head) for shard, head in heads.items()}
+    tombstones = {shard: tombstone for shard, tombstone in results.items() if tombstone is not None}
     return Heads({shard: head for shard, head in heads.items() if shard not in tombstones}, tombstones)
 
 

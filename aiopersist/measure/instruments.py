@@ -36,8 +36,8 @@ class Durations(NamedTuple):
 
 def _count(name: str, unit: str, path: str, text: str) -> Instrument:
     """A count, at that path of the view."""
-    found = attrgetter(path)
-    return Instrument(name, unit, True, text, lambda view: {"": found(view)})
+    value = attrgetter(path)
+    return Instrument(name, unit, True, text, lambda view: {"": value(view)})
 
 
 def _now(name: str, unit: str, path: str, text: str) -> Instrument:
@@ -49,22 +49,22 @@ def _requests(name: str, unit: str, field: str, text: str, *, grows: bool = True
     """A field of the requests to each operation."""
 
     def read(view: MetricsView) -> Mapping[str, float]:
-        return {op: getattr(found, field) for op, found in view.requests.items()}
+        return {op: getattr(requests, field) for op, requests in view.requests.items()}
 
     return Instrument(name, unit, grows, text, read, OPERATION)
 
 
 def _fields(name: str, unit: str, path: str, label: str, text: str) -> Instrument:
     """Each field of a part of the view, now."""
-    found = attrgetter(path)
-    return Instrument(name, unit, False, text, lambda view: found(view).model_dump(), label)
+    part = attrgetter(path)
+    return Instrument(name, unit, False, text, lambda view: part(view).model_dump(), label)
 
 
 DURATIONS = (
     Durations(
         "request.duration",
         "Requests to the stores.",
-        lambda view: {op: found.duration for op, found in view.requests.items()},
+        lambda view: {op: requests.duration for op, requests in view.requests.items()},
         OPERATION,
     ),
     Durations(

@@ -132,13 +132,13 @@ class Metrics(Mapping[str, OpMetrics]):
 
     # --- the life of the client ------------------------------------------------------------------
 
-    def begin(self, wanted: str) -> None:
-        """The client has a name of its own among the open clients of this process from now on: `wanted`, or
+    def begin(self, base: str) -> None:
+        """The client has a name of its own among the open clients of this process from now on: `base`, or
         with a number. One that is opened again finds its old name free."""
-        number, name = 1, wanted or "1"
+        number, name = 1, base or "1"
         while _named.setdefault(name, self) is not self:
             number += 1
-            name = f"{wanted}-{number}" if wanted else str(number)
+            name = f"{base}-{number}" if base else str(number)
         self.name = name
 
     def end(self) -> None:
@@ -161,10 +161,10 @@ class Metrics(Mapping[str, OpMetrics]):
 
     def op(self, name: str) -> OpMetrics:
         """The counts of that operation, to add to."""
-        found = self._ops.get(name)
-        if found is None:
-            found = self._ops[name] = OpMetrics(self._latencies("request", name))
-        return found
+        op = self._ops.get(name)
+        if op is None:
+            op = self._ops[name] = OpMetrics(self._latencies("request", name))
+        return op
 
     # --- what happens ----------------------------------------------------------------------------
 
@@ -270,14 +270,14 @@ class Metrics(Mapping[str, OpMetrics]):
     def _request(self, op: str) -> "RequestsView":
         from aiopersist.measure.view import RequestsView
 
-        found = self._ops[op]
+        counts = self._ops[op]
         return RequestsView(
-            count=found.count,
-            errors=found.errors,
+            count=counts.count,
+            errors=counts.errors,
             retries=self._retries[op.partition(".")[2]],
-            in_flight=found.in_flight,
-            bytes=found.bytes,
-            duration=found.latencies.view(),
+            in_flight=counts.in_flight,
+            bytes=counts.bytes,
+            duration=counts.latencies.view(),
         )
 
     def _transfers(self) -> dict[str, int]:

@@ -36,8 +36,8 @@ class OtelMetrics(Metrics):
     def _attributes(self, name: str, op: str) -> dict[str, str]:
         return _attributes(self.name, _LABELS[name], op)
 
-    def begin(self, wanted: str) -> None:
-        super().begin(wanted)
+    def begin(self, base: str) -> None:
+        super().begin(base)
         self._exporter.add(self)
 
 
@@ -102,11 +102,11 @@ def _attributes(client: str, label: str, value: str) -> dict[str, str]:
 
 
 def _histogram(meter: api.Meter, durations: Durations) -> api.Histogram:
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if "explicit_bucket_boundaries_advisory" in signature(meter.create_histogram).parameters:
-        given["explicit_bucket_boundaries_advisory"] = list(BOUNDS_S)
+        options["explicit_bucket_boundaries_advisory"] = list(BOUNDS_S)
     return meter.create_histogram(
-        f"aiopersist.{durations.name}", unit="s", description=durations.text, **given
+        f"aiopersist.{durations.name}", unit="s", description=durations.text, **options
     )
 
 

@@ -98,8 +98,8 @@ class OtelTracing(Tracing):
 
     def _begun(self, name: str, shard: str, carriers: Iterable[Mapping[str, str]]) -> Span:
         context = contexts.get_current()
-        given = contexts.get_value(_LINKS, context)
-        links = list(given) if isinstance(given, list) else []
+        present = contexts.get_value(_LINKS, context)
+        links = list(present) if isinstance(present, list) else []
         for carrier in carriers:
             remote = trace.get_current_span(_PROPAGATOR.extract(carrier, contexts.Context()))
             if not remote.get_span_context().is_valid:

@@ -29,10 +29,10 @@ class Histogram(BaseModel, frozen=True):
         value. 0 for none, infinity beyond the last bound."""
         if not 0 <= share <= 1:
             raise ValueError(f"share={share!r} is not between 0 and 1")
-        seen, wanted = 0, share * self.count
+        seen, target = 0, share * self.count
         for number, count in enumerate(self.buckets):
             seen += count
-            if seen and seen >= wanted:
+            if seen and seen >= target:
                 return BOUNDS_S[number] if number < len(BOUNDS_S) else inf
         return 0.0
 

@@ -20,8 +20,8 @@ async def columns_of(
     if not isinstance(rows, Sequence) or not rows:
         return await stack.compute(convert, rows, 0)
     leaves = sum(leaf_count(field.type) for field in schema.arrow_schema)
-    given = len(rows)
-    tables = [await stack.compute(convert, some, start) for start, some in row_slices(rows, leaves)]
-    if len(rows) != given:
-        raise InvalidUpdate(f"the {given} rows became {len(rows)} while they were converted: give a copy")
+    count = len(rows)
+    tables = [await stack.compute(convert, part, start) for start, part in row_slices(rows, leaves)]
+    if len(rows) != count:
+        raise InvalidUpdate(f"the {count} rows became {len(rows)} while they were converted: give a copy")
     return concat(tables, schema)

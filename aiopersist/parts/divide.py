@@ -94,8 +94,8 @@ def check_part(part: HollowPart) -> None:
 
 def check_schemas(piece: Piece, shard: Shard) -> None:
     """`InvalidUpdate` unless the shard has the schemas of the piece."""
-    wanted = {part.schema_id for batch in piece.runs for part in batch.parts} | {piece.schema_id}
-    if not wanted <= shard.state.schemas.keys():
+    needed = {part.schema_id for batch in piece.runs for part in batch.parts} | {piece.schema_id}
+    if not needed <= shard.state.schemas.keys():
         raise InvalidUpdate("a piece of work has a schema that the shard does not know")
 
 
@@ -132,9 +132,9 @@ async def divide(fetch: Fetch, runs: Runs, selection: Selection, reader: str, ta
     """About `tasks` pieces, at least one, of the updates of the runs that `selection` asks for. The reader of
     a piece applies the bounds on times again; it must also give a condition again."""
     order = leaves(fetch.schema)
-    found = await _Input.of(fetch, runs, selection, reader)
-    blocks = await _blocks(fetch, found.parts, reader, order, tasks) if tasks > 1 else []
-    return await fetch.stack.compute(_pieces, found, plan_key_ranges(blocks, tasks), order)
+    source = await _Input.of(fetch, runs, selection, reader)
+    blocks = await _blocks(fetch, source.parts, reader, order, tasks) if tasks > 1 else []
+    return await fetch.stack.compute(_pieces, source, plan_key_ranges(blocks, tasks), order)
 
 
 async def divide_with(
@@ -144,27 +144,27 @@ async def divide_with(
     the first piece."""
     order = leaves(fetch.schema)
     key_leaves = sum(leaf.path[0] == "key" for leaf in order)
-    found = await _Input.of(fetch, runs, selection, reader)
-    other = await _Input.of(fetch, others, Selection(), "")
-    blocks = await _blocks(fetch, found.parts, reader, order, tasks)
-    blocks += await _blocks(fetch, other.parts, "", order, tasks)
+    source = await _Input.of(fetch, runs, selection, reader)
+    beside = await _Input.of(fetch, others, Selection(), "")
+    blocks = await _blocks(fetch, source.parts, reader, order, tasks)
+    blocks += await _blocks(fetch, beside.parts, "", order, tasks)
     ranges = plan_key_ranges(blocks, tasks)
     whole_keys = [r if len(r.prefix) < key_leaves else KeyRange(r.prefix[:key_leaves]) for r in ranges]
-    pieces = await fetch.stack.compute(_pieces, found, ranges, order)
-    return list(zip(pieces, await fetch.stack.compute(_pieces, other, whole_keys, order), strict=True))
+    pieces = await fetch.stack.compute(_pieces, source, ranges, order)
+    return list(zip(pieces, await fetch.stack.compute(_pieces, beside, whole_keys, order), strict=True))
 
 
-def _pieces(given: _Input, ranges: list[KeyRange], order: list[Leaf]) -> list[Piece]:
-    fetch, runs, inline = given
+def _pieces(source: _Input, ranges: list[KeyRange], order: list[Leaf]) -> list[Piece]:
+    fetch, runs, inline = source
     bounds = {id(part): bounds_of(part.stats, order) for run in runs for _, part in run}
     pieces = []
     for keys in ranges:
-        found = [_of_range(run, keys, bounds) for run in runs]
+        batches = [_of_range(run, keys, bounds) for run in runs]
         where = condition(keys, order)
         rows = inline if where is None else apply_where(inline, where, fetch.schema)
-        found += [_inline(fetch, rows)] if rows.num_rows else []
-        there = tuple(batch for batch in found if batch is not None)
-        pieces.append(Piece(schema_id=fetch.schema_id, keys=to_stored(keys, order), runs=there))
+        batches += [_inline(fetch, rows)] if rows.num_rows else []
+        filled = tuple(batch for batch in batches if batch is not None)
+        pieces.append(Piece(schema_id=fetch.schema_id, keys=to_stored(keys, order), runs=filled))
     return pieces
 
 
@@ -195,10 +195,10 @@ async def _blocks(
     larger = [p for _, p in parts if p.rows > fine and (p.goodbytes is None or p.goodbytes > row_group)]
     larger.sort(key=lambda part: -part.rows)
     jobs = [partial(_row_groups, fetch, part, reader, order) for part in larger[:FOOTERS_MAX]]
-    found = await run_bounded(fetch.stack.settings.fetch_max_outstanding_parts, jobs)
-    blocks = [block for of_part in found for block in of_part]
-    seen = {id(part) for part in larger[:FOOTERS_MAX]}
-    rest = [Block(bounds_of(part.stats, order), part.rows) for _, part in parts if id(part) not in seen]
+    groups = await run_bounded(fetch.stack.settings.fetch_max_outstanding_parts, jobs)
+    blocks = [block for of_part in groups for block in of_part]
+    divided = {id(part) for part in larger[:FOOTERS_MAX]}
+    rest = [Block(bounds_of(part.stats, order), part.rows) for _, part in parts if id(part) not in divided]
     return blocks + rest
 
 

@@ -50,8 +50,8 @@ class Envelope(NamedTuple):
         if len(fields) != 3 or fields[0] != self.magic or not re.fullmatch(rb"[0-9]+", fields[1]):
             raise refused(f"{bytes(data)[:40]!r}... is no transmitted {what}")
         if fields[1] not in (b"%d" % self.format, b"%d" % (self.format + 1)):
-            found = f"a {what} of format {fields[1].decode():.20}"
-            raise refused(f"{found}; this version reads {self.format}: upgrade aiopersist")
+            text = f"a {what} of format {fields[1].decode():.20}; this version reads {self.format}"
+            raise refused(f"{text}: upgrade aiopersist")
         if checksum(body).encode() != fields[2]:
             raise refused(f"a transmitted {what} is damaged: it does not have its checksum")
         if fields[1] != b"%d" % self.format:
@@ -69,7 +69,7 @@ class Envelope(NamedTuple):
         if not head.startswith(b"%s %d " % (self.magic, self.format + 1)):
             return {}
         try:
-            found = json.loads(body.partition(b"\n")[0])
+            context = json.loads(body.partition(b"\n")[0])
         except (ValueError, RecursionError):
             return {}
-        return {str(name): str(text) for name, text in found.items()} if isinstance(found, dict) else {}
+        return {str(name): str(text) for name, text in context.items()} if isinstance(context, dict) else {}

@@ -175,13 +175,13 @@ class Fetch:
         at = part.size - part.footer_bytes
         return await self._read(part, at, part.footer_bytes, reader, lambda data: read_footer(data, part))
 
-    async def _known_index(self, part: HollowPart, reader: str) -> PartIndex:
+    async def _cached_index(self, part: HollowPart, reader: str) -> PartIndex:
         """As `index`; no request if it was read lately."""
         assert part.key is not None
-        known = self._indexes.get(part.key)
-        if known is not None:
+        cached = self._indexes.get(part.key)
+        if cached is not None:
             self._indexes.move_to_end(part.key)
-            return known
+            return cached
         index = await self.index(part, reader)
         if part.key not in self._indexes:
             self._indexes[part.key] = index
@@ -240,7 +240,7 @@ class Fetch:
         """As `_in_blob` for a large part: one request for its index, and one per range that may match. Two
         neighbouring row groups are one range: a key may lie in both."""
         schema = self.shard.schema(part.schema_id)
-        index = await self._known_index(part, reader)
+        index = await self._cached_index(part, reader)
         chosen = await self._matching(index, selection)
         by_keys = selection.keys if part.schema_id == self.schema_id else None
         tables = []
@@ -268,15 +268,15 @@ class Fetch:
     async def _matching(self, index: PartIndex, selection: Selection) -> list[int]:
         """The row groups that may hold rows that match."""
         groups, keys = index.row_groups, selection.keys
-        kept = list(range(len(groups)))
+        numbers = list(range(len(groups)))
         if keys is not None:
             size = len(groups) * BOUNDS_BYTES
-            wanted = await self.stack.compute_few(size, lambda: [keys.may_be_in(g.stats) for g in groups])
-            kept = [number for number in kept if wanted[number]]
+            matches = await self.stack.compute_few(size, lambda: [keys.may_be_in(g.stats) for g in groups])
+            numbers = [number for number in numbers if matches[number]]
         if selection.where is not None:
-            found = await self.stack.compute(prune, selection.where, [g.stats for g in groups], self.schema)
-            kept = [number for number in kept if found[number]]
-        return kept
+            matches = await self.stack.compute(prune, selection.where, [g.stats for g in groups], self.schema)
+            numbers = [number for number in numbers if matches[number]]
+        return numbers
 
     async def _read(
         self, part: HollowPart, offset: int | None, length: int, reader: str, decode: Callable[[bytes], T]

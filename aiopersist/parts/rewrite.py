@@ -153,7 +153,7 @@ async def _slab_by_slab(
     on_rows: Callable[[int], None],
 ) -> Total:
     """Merge the runs into parts, in bounded memory; the total that was read."""
-    read, told = Total(0, 0), 0
+    read, reported = Total(0, 0), 0
 
     def count(slab: "pa.Table") -> None:
         nonlocal read
@@ -164,6 +164,6 @@ async def _slab_by_slab(
     async with aclosing(tables):
         async for table in tables:
             await output.add(table)
-            on_rows(read.rows - told)
-            told = read.rows
+            on_rows(read.rows - reported)
+            reported = read.rows
     return read

@@ -48,8 +48,8 @@ def are_contents(parts: Sequence[Named], schema_id: int) -> bool:
         is_one_run
         and _has_one_time(batch)
         and all(
-            found is batch and part.schema_id == schema_id and part.rewrite is None and part.truncated is None
-            for found, part in parts
+            other is batch and part.schema_id == schema_id and part.rewrite is None and part.truncated is None
+            for other, part in parts
         )
     )
 
@@ -113,9 +113,9 @@ class _RunSource:
 
     async def fetch(self) -> None:
         """Fetch the next range."""
-        found = await anext(self.ranges, None)
-        self.at_end = found is None
-        self.slabs = found if found is not None else iter(())
+        slabs = await anext(self.ranges, None)
+        self.at_end = slabs is None
+        self.slabs = slabs if slabs is not None else iter(())
 
 
 def _step(

@@ -280,10 +280,10 @@ class Upload:
 
     async def _collect(self) -> None:
         """Wait for the oldest parts in flight."""
-        found = await asyncio.shield(self._in_flight[0][0])
+        parts = await asyncio.shield(self._in_flight[0][0])
         self._in_flight.popleft()
-        self.parts_finished += max(len(found), 1)
-        self._parts += found
+        self.parts_finished += max(len(parts), 1)
+        self._parts += parts
 
     async def _upload(self, only: list["pa.Table"], keys: Sequence[str]) -> "list[_FinishedPart]":
         """Sort the table, and encode and write a part of it under each key, if it has so many rows. Only the
@@ -295,13 +295,13 @@ class Upload:
             tables = [lambda: slices]
         else:
             async with self._sorting:
-                found = await self._stack.compute(sorted_rows, only)
-            ends = [len(found)]
+                result = await self._stack.compute(sorted_rows, only)
+            ends = [len(result)]
             if len(keys) > 1:
-                ends = await self._stack.compute(found.cuts, self._target)
-            tables = [partial(found.tables, start, end, group) for start, end in pairwise([0, *ends])]
+                ends = await self._stack.compute(result.cuts, self._target)
+            tables = [partial(result.tables, start, end, group) for start, end in pairwise([0, *ends])]
         assert len(tables) <= len(keys)  # each part but the last has the target
-        jobs = [partial(self._upload_part, some, key) for some, key in zip(tables, keys, strict=False)]
+        jobs = [partial(self._upload_part, part, key) for part, key in zip(tables, keys, strict=False)]
         return [part for part in await run_bounded(len(keys), jobs) if part is not None]
 
     async def _upload_part(

@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from aiopersist.base.ending import told
+from aiopersist.base.ending import spawn_with_result
 from aiopersist.base.errors import Corruption, Indeterminate, InvalidUsage, StorageUnavailable, Unsupported
 from aiopersist.shard import fairness
 from aiopersist.shard.attempt import Attempt, Slot, Unknowable
@@ -173,7 +173,8 @@ def _statement(attempts: Sequence[Attempt], *, own_task: bool) -> Awaitable[bool
         attempt.sent += 1
     if not own_task:
         return statement()
-    task, answer = told(statement, partial(stack.supervisor.spawn, name="write a version", eager=True))
+    spawn = partial(stack.supervisor.spawn, name="write a version", eager=True)
+    task, answer = spawn_with_result(statement, spawn)
     for attempt in attempts:
         attempt.statement = task
     return answer

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from aiopersist.base.ending import told
+from aiopersist.base.ending import spawn_with_result
 from aiopersist.base.errors import Corruption, Indeterminate, StorageUnavailable
 from aiopersist.base.failures import Backoff
 from aiopersist.base.runtime import Runtime
@@ -179,7 +179,7 @@ class StashSession:
 
     async def _apply(self, opener: Opener, change: StoreChange, began: float) -> bool:
         spawn = partial(self.supervisor.spawn, name="change a stash", eager=True)
-        task, answer = told(partial(self._commit, opener, change, began), spawn)
+        task, answer = spawn_with_result(partial(self._commit, opener, change, began), spawn)
         self._under_way = task
         task.add_done_callback(self._done)
         verdict = await answer  # a cancellation ends this wait, not the change

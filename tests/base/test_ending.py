@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from aiopersist.base.ending import told
+from aiopersist.base.ending import spawn_with_result
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
@@ -14,7 +14,7 @@ async def test_a_task_that_is_cancelled_tells_its_caller(steps: int) -> None:
     async def work() -> None:
         await asyncio.sleep(1000)
 
-    task, answer = told(work, asyncio.ensure_future)
+    task, answer = spawn_with_result(work, asyncio.ensure_future)
     for _ in range(steps):
         await asyncio.sleep(0)
     task.cancel()
@@ -32,7 +32,7 @@ async def test_a_caller_that_is_cancelled_leaves_the_work(fails: bool) -> None:
             raise ValueError("no")
         return 1
 
-    task, answer = told(work, asyncio.ensure_future)
+    task, answer = spawn_with_result(work, asyncio.ensure_future)
     await asyncio.sleep(0)
     answer.cancel()  # as a caller that waits for it and is cancelled does
     go.set()

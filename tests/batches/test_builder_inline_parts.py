@@ -114,7 +114,7 @@ async def test_inline_parts_of_a_shard_stay_below_their_total(together: int) -> 
                 expected[f"{n}-{m}" + "x" * 400, m, n] = 1
             assert all(part.key is None for batch in batches for part in batch.parts)
             await w.compare_and_append_batch(batches, n, n + 1)
-            (shard,) = shards_of(client)._known.values()
+            (shard,) = shards_of(client)._open.values()
             assert shard.state.inline_bytes < 1500
         assert await history(client) == expected
 

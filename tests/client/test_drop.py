@@ -240,7 +240,7 @@ async def test_closing_under_cancellation_goes_on(tmp_path: Path) -> None:
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
-        shard = shards_of(client)._known[w.shard_id]
+        shard = shards_of(client)._open[w.shard_id]
         async with asyncio.timeout(50):
             while w.writer_id in (await shard.open()).writers:
                 await asyncio.sleep(0.01)

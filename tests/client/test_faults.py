@@ -183,7 +183,7 @@ async def test_failing_rollups_register_one_writer_and_come_rarely() -> None:
             for n in range(60):
                 await w.compare_and_append([], n, n + 1)
                 await asyncio.sleep(0.005)
-            (shard,) = shards_of(client)._known.values()
+            (shard,) = shards_of(client)._open.values()
             assert len(shard.state.writers) <= 2
         assert 1 <= blob.tries <= 3
 
@@ -205,7 +205,7 @@ async def test_a_state_is_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> N
         ap.open(blob=blob, consensus=consensus, maintenance=False) as client,
         client.writer("t", SCHEMA) as w,
     ):
-        (shard,) = shards_of(client)._known.values()
+        (shard,) = shards_of(client)._open.values()
         await ShardMaintenance(shard).roll_up()
         for n in range(20):
             await w.compare_and_append([], n, n + 1)

@@ -32,7 +32,7 @@ KEPT: WeakKeyDictionary[ap.Client, Shard] = WeakKeyDictionary()
 
 def shard_of(client: ap.Client) -> Shard:
     if client not in KEPT:
-        (KEPT[client],) = client._shards._known.values()
+        (KEPT[client],) = client._shards._open.values()
     return KEPT[client]
 
 

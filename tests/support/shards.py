@@ -115,7 +115,7 @@ CAS = "compare_and_set"
 
 
 def shard_of(client: ap.Client) -> Shard:
-    (shard,) = shards_of(client)._known.values()
+    (shard,) = shards_of(client)._open.values()
     return shard
 
 

@@ -41,7 +41,7 @@ async def test_nothing_is_kept_of_what_is_over() -> None:
             await open_in_vain(client, number)
         await asyncio.sleep(10 * LINGER_S)
         gc.collect()
-        known = [shard for ref in client._shards._known.valuerefs() if (shard := ref()) is not None]
+        known = [shard for ref in client._shards._open.valuerefs() if (shard := ref()) is not None]
         assert {shard.known_as for shard in known} <= {"out"}
         assert len(client._services.tables._open) <= 1
         assert not client._services.tables.group._slots

@@ -22,7 +22,7 @@ async def _truncate_but_head(r: Rig, w: ap.WriteHandle[str, int]) -> None:
     from aiopersist.maintenance.shard import ShardMaintenance
     from aiopersist.shard.shard import Shard
 
-    shard: Shard = next(iter(shards_of(r.honest)._known.values()))
+    shard: Shard = next(iter(shards_of(r.honest)._open.values()))
     await ShardMaintenance(shard).roll_up()
     latest = shard.state.latest_rollup
     assert latest is not None

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from aiopersist.base.ending import told
+from aiopersist.base.ending import spawn_with_result
 from aiopersist.base.errors import Corruption, Error, Indeterminate, StorageUnavailable
 from aiopersist.base.runtime import OwnProcess, begun
 from aiopersist.storage.keys import closed
@@ -144,7 +144,7 @@ class Pool:
 
     async def _told(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of `work`, in a task of the pool, which goes on when the caller is cancelled."""
-        _, answer = told(work, self.spawn)
+        _, answer = spawn_with_result(work, self.spawn)
         return await answer
 
     async def connect(self) -> Connection:
