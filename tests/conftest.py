@@ -309,6 +309,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
+    if "AIOPERSIST_TEST_PLANTED" in os.environ:
+        importlib.import_module("tests.worlds.planted.search").plant_asked_for()
     keep_for_good()
 
 

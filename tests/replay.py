@@ -1,7 +1,7 @@
 """Plays one game of the random tests again, by the seed that a failure names.
 
-python -m tests.replay shards 17
-python -m tests.replay shards 17 --times 20     until it fails
+python -m tests.replay tables 17
+python -m tests.replay tables 17 --times 20     until it fails
 python -m tests.replay tables-brief 0 --seeds 5000    each once; those that fail are named
 python -m tests.replay cuts write lost 3        a scene, a trouble, the call or wait where it happens
 """
@@ -9,6 +9,7 @@ python -m tests.replay cuts write lost 3        a scene, a trouble, the call or 
 import argparse
 import asyncio
 import logging
+import os
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -17,16 +18,6 @@ from importlib import import_module
 from typing import Any
 
 Game = Callable[[int], Awaitable[Any]]
-
-
-def shards(seed: int) -> Awaitable[Any]:
-    return import_module("tests.simulation.adversary").play(seed)
-
-
-async def interleavings(seed: int) -> None:
-    test = import_module("tests.simulation.test_interleavings")
-    for collected in (False, True):
-        await test.interleave(seed, *await test.prepared(collected=collected))
 
 
 def indexed(seed: int) -> Awaitable[Any]:
@@ -79,8 +70,6 @@ def processes(seed: int) -> Awaitable[Any]:
 GAMES: dict[str, Game] = {
     game.__name__.replace("_", "-"): game
     for game in (
-        shards,
-        interleavings,
         indexed,
         indexed_faulty,
         stash,
@@ -121,6 +110,8 @@ def main() -> None:
     chosen = parser().parse_args()
     if chosen.debug:
         logging.basicConfig(level=logging.DEBUG, format="%(relativeCreated)6d %(name)s: %(message)s")
+    if "AIOPERSIST_TEST_PLANTED" in os.environ:
+        import_module("tests.worlds.planted.search").plant_asked_for()
     if chosen.game == "cuts":
         print(asyncio.run(_awaited(lambda: cuts(chosen.scene, chosen.trouble, chosen.at))))
         return

@@ -12,7 +12,7 @@ from unittest.mock import patch
 from aiopersist.base.runtime import Runtime
 from aiopersist.shard.stack import Stack
 from aiopersist.testing.faults import Faults
-from tests.simulation import world
+from tests.indexed.line import Line
 
 
 class SeededRuntime(Runtime):
@@ -59,11 +59,11 @@ class SeededRuntime(Runtime):
             future.set_result(None)
 
 
-class Wire(world.Line):  # type: ignore[name-defined,misc]
+class Wire(Line):
     """A line to the stores on which requests take their time, by turns of the loop."""
 
     def __init__(self, faults: Faults, rng: random.Random) -> None:
-        super().__init__(faults, world.Clock())
+        super().__init__(faults)
         self.rng = rng
 
     async def call(self, op: str, act: Callable[[], Any]) -> Any:

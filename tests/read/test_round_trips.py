@@ -21,7 +21,7 @@ for seed in range(*map(int, sys.argv[1:])):
 """
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 137, *range(1, 6)])  # 0 and 137 have product times
 async def test_what_goes_in_comes_out(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     await Game(seed).play(monkeypatch.setattr)
 

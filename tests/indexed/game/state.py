@@ -1,6 +1,5 @@
 """What the moves of a game share: its stores, who is there, what is possible, and its story."""
 
-import asyncio
 import random
 import re
 from collections import Counter
@@ -10,11 +9,11 @@ from typing import Any
 import aiopersist as ap
 from aiopersist.indexed import Stream
 from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
-from aiopersist.testing.faults import Faults
+from aiopersist.testing.faults import Faults, FaultyConsensus
 from tests.indexed.game.model import Model
 from tests.indexed.game.worlds import Possible
+from tests.indexed.line import LineBlob, kill
 from tests.indexed.seeded_loop import SeededRuntime, Wire
-from tests.simulation import world
 
 NAME = "game"
 TRANSIENT = (ap.StorageUnavailable, ap.Indeterminate)
@@ -126,9 +125,10 @@ class Game:
                     await client.aclose()
 
     async def opened_client(self, line: Wire) -> Any:
+        between: Any = line
         stores = {
-            "blob": world.LineBlob(self.blob, line),
-            "consensus": world.LineConsensus(self.consensus, line),
+            "blob": LineBlob(self.blob, between),
+            "consensus": FaultyConsensus(self.consensus, between),
         }
         return await ap.open(**stores, settings=self.settings, maintenance=False, runtime=self.runtime)
 
@@ -140,8 +140,5 @@ class Game:
                 assert self.faulty
 
     async def kill(self, player: Player) -> None:
-        async def nothing() -> None:
-            return None
-
-        await world.kill(player.line, player.client, asyncio.create_task(nothing()))
+        await kill(player.line, player.client)
         await self.faults.land()

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from aiopersist.base import frontier
 from aiopersist.base.frontier import Antichain
 from aiopersist.data.updates import times
 from aiopersist.indexed import maintenance
-from aiopersist.read import listen
+from aiopersist.read import listen, shared_read
 from aiopersist.stash import memory, session
 from aiopersist.stash.model import Fence
 from tests.subscription import test_planted as of_subscriptions
@@ -17,6 +18,7 @@ from tests.worlds.planted import Bug
 
 TABLES = "counter putter mover guard biller sharer"
 CONSUMERS = "biller sharer relay"
+NOBODY = "nobody"  # no world can show it; other tests do
 
 
 def a_cursor_that_is_too_far(patch: pytest.MonkeyPatch) -> None:
@@ -111,6 +113,30 @@ def a_stash_believes_that_nothing_landed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(session.StashSession, "_landed", landed)
 
 
+def a_piece_that_is_not_read(patch: pytest.MonkeyPatch) -> None:
+    divide = shared_read.divide
+
+    async def fewer(*args: Any) -> Any:
+        found = await divide(*args)
+        return found[:-1] or found
+
+    patch.setattr(shared_read, "divide", fewer)
+
+
+def product_times_are_in_one_order(patch: pytest.MonkeyPatch) -> None:
+    """The first component decides."""
+    patch.setattr(frontier, "less_equal", lambda a, b: a <= b)
+
+
+def product_times_advance_to_one_element(patch: pytest.MonkeyPatch) -> None:
+    """Of a since of several, the first one counts."""
+
+    def first(table: Any, since: Any) -> Any:
+        return times.advance(table, Antichain(*since.elements[:1]))
+
+    patch.setattr("aiopersist.parts.fetch.advance", first)
+
+
 def _known(area: str, plants: Sequence[Any], roles: str) -> list[Bug]:
     return [Bug(area, plant, roles) for plant in plants]
 
@@ -120,6 +146,9 @@ BUGS = [
     *_known("subscriptions", of_subscriptions.BUGS, CONSUMERS),
     Bug("subscriptions", a_position_that_is_never_passed, CONSUMERS),
     Bug("subscriptions", a_subscription_that_begins_behind_the_contents, CONSUMERS),
+    Bug("reads", a_piece_that_is_not_read, NOBODY),
+    Bug("times", product_times_are_in_one_order, NOBODY),
+    Bug("times", product_times_advance_to_one_element, NOBODY),
     Bug("listens", a_cursor_that_is_too_far, "listener"),
     Bug("Indexed", a_write_before_the_seal, "streamer"),
     Bug("Indexed", a_drain_that_loses, "streamer"),

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from aiopersist.base.frontier import Antichain
-from aiopersist.gc import collect, sweep
+from aiopersist.gc import collect, rollup, sweep
+from aiopersist.parts import sorted_parts
 from aiopersist.shard import hold
 from aiopersist.state import command, compaction, drops, reading, retention, trail
 from aiopersist.state.names import live_parts
@@ -214,6 +215,36 @@ def a_policy_that_passes_the_contents(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(retention, "_target", beyond)
 
 
+def a_hold_that_is_never_released(patch: pytest.MonkeyPatch) -> None:
+    async def release(self: Any) -> None:
+        self._users -= 1
+
+    patch.setattr(hold.SharedHold, "release", release)
+
+
+def a_rollup_that_forgets_holds(patch: pytest.MonkeyPatch) -> None:
+    encode = rollup.encode_rollup
+    patch.setattr(rollup, "encode_rollup", lambda state: encode(state.replace(critical={}, readers={})))
+
+
+def a_sweep_that_finds_nothing(patch: pytest.MonkeyPatch) -> None:
+    async def leaks_of(stack: Any, shard: str, *, expire: bool) -> dict[str, int]:
+        return {}
+
+    patch.setattr(sweep, "leaks_of", leaks_of)
+
+
+def a_compaction_that_drops_retractions(patch: pytest.MonkeyPatch) -> None:
+    consolidated = sorted_parts.sort_and_consolidate
+
+    def fewer(table: Any) -> Any:
+        found = consolidated(table)
+        return found.filter([diff > 0 for diff in found.column("diff").to_pylist()])
+
+    patch.setattr(sorted_parts, "sort_and_consolidate", fewer)
+    patch.setattr(compaction.Replace, "_fits", lambda self, state: compaction._unchanged(self.inputs, state))
+
+
 BUGS = [
     Bug("collection", collection_beside_readers, KEEPER),
     Bug("collection", truncation_to_any_version, ""),
@@ -234,5 +265,9 @@ BUGS = [
     Bug("compaction", times_that_advance_beyond_since, KEEPER),
     Bug("compaction", a_compaction_that_leaves_rows_out, ""),
     Bug("compaction", a_piece_that_is_left_out, KEEPER),
+    Bug("compaction", a_compaction_that_drops_retractions, ""),
+    Bug("sweep", a_sweep_that_finds_nothing, ""),
+    Bug("rollups", a_rollup_that_forgets_holds, ""),
+    Bug("holds", a_hold_that_is_never_released, ""),
     Bug("retention", a_policy_that_passes_the_contents, ""),
 ]
