@@ -113,12 +113,12 @@ def batch_at(c: StashCollection[Any, Any], now: Stored, upper: Antichain | Time 
     return AppendBatch(c.id, at, beyond, at, time, _collection=c, _base=now if c.is_table else None)
 
 
-def int_frontier(given: Antichain | Time) -> Antichain:
+def int_frontier(time: Antichain | Time) -> Antichain:
     """The frontier; `InvalidUsage` for product times, which a stash does not have."""
-    found = as_frontier(given)
-    if any(isinstance(time, tuple) for time in found.elements):
-        raise InvalidUsage(UsageKind.INVALID_TIME, f"{found}: the times of a stash are ints", time=given)
-    return found
+    frontier = as_frontier(time)
+    if any(isinstance(element, tuple) for element in frontier.elements):
+        raise InvalidUsage(UsageKind.INVALID_TIME, f"{frontier}: the times of a stash are ints", time=time)
+    return frontier
 
 
 def check_name(name: object) -> str:
@@ -152,16 +152,16 @@ def check_absence(name: str, schema: Schema[Any, Any, Any]) -> None:
         raise InvalidUsage(UsageKind.INVALID_TYPE, what)
 
 
-def advance_of(given: Any) -> tuple[StashCollection[Any, Any], Antichain]:
+def advance_of(step: Any) -> tuple[StashCollection[Any, Any], Antichain]:
     """A pair of a collection and the frontier to advance it to, checked."""
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise TypeError(f"{shown(given)} is not a pair of a collection and a frontier")
-    return checked(given[0]), int_frontier(given[1])
+    if not isinstance(step, tuple | list) or len(step) != 2:
+        raise TypeError(f"{shown(step)} is not a pair of a collection and a frontier")
+    return checked(step[0]), int_frontier(step[1])
 
 
 def listed(entries: Any) -> Any:
-    """A copy of the entries, which their owner cannot change while a thread works on it; nor may a generator
-    that fills one list anew for each entry."""
+    """A copy of the entries: their owner may change them while a thread works on the copy, and a generator
+    may fill one list anew for each entry."""
     is_iterable = isinstance(entries, Iterable) and not isinstance(entries, str | bytes)
     return list(map(_own, entries)) if is_iterable else entries
 
@@ -174,18 +174,18 @@ def _own(entry: Any) -> Any:
     return entry
 
 
-def as_tuple(given: Any) -> Any:
+def as_tuple(value: Any) -> Any:
     """A list as a tuple; all else as it is."""
-    return tuple(given) if isinstance(given, list) else given
+    return tuple(value) if isinstance(value, list) else value
 
 
-def stored_of(c: StashCollection[Any, Any], found: Sequence[Stored]) -> Stored:
-    """The collection as `found` has it; `StashError` if it is not in this stash."""
-    if not found or found[0].name != c.name:
+def stored_of(c: StashCollection[Any, Any], collections: Sequence[Stored]) -> Stored:
+    """The collection as it was read, in `collections`; `StashError` if it is not in this stash."""
+    if not collections or collections[0].name != c.name:
         raise StashError(f"collection {c.name!r}: this stash has none with id {c.id}")
-    if found[0].codecs != c.codecs:
-        check_codecs(c.name, found[0].codecs, c.schema)
-    return found[0]
+    if collections[0].codecs != c.codecs:
+        check_codecs(c.name, collections[0].codecs, c.schema)
+    return collections[0]
 
 
 def checked(c: StashCollection[K, V]) -> StashCollection[K, V]:

@@ -1,5 +1,5 @@
 """A stash in memory: the specification in its shortest form, and a backend that passes the same suite. Also
-the copy that a migration step, or a `savepoint`, works on (`DraftStore`).
+the copy that a migration step or a `savepoint` changes (`DraftStore`).
 """
 
 import asyncio
@@ -53,18 +53,18 @@ class StashTables:
         )
 
     def select(self, select: Select) -> list[Stored]:
-        found = (
+        matches = (
             [stored for cid, stored in self.collections.items() if select.ids is None or cid in select.ids]
             if select.name is None
             else [stored for stored in self.collections.values() if stored.name == select.name]
         )
-        return [replace(stored, rows=_selected(stored.rows, select)) for stored in found]
+        return [replace(stored, rows=_selected(stored.rows, select)) for stored in matches]
 
     def apply(self, change: StoreChange) -> None:
         for cid, move in change.moves.items():
             self.collections[cid] = moved(self.collections[cid], move)
-        for made in change.created:
-            self.collections[made.id] = replace(made, loose=len(made.rows))
+        for created in change.created:
+            self.collections[created.id] = replace(created, added=len(created.rows))
         if change.version is not None:
             self.version = change.version[1]
 
@@ -75,7 +75,7 @@ def moved(stored: Stored, move: Move) -> Stored:
         stored,
         frontiers=move.frontiers,
         revision=stored.revision + 1,
-        loose=stored.loose + len(move.rows),
+        added=stored.added + len(move.rows),
         rows=stored.rows + move.rows,
     )
 
@@ -131,7 +131,7 @@ class MemoryStore(Store):
                 return None
             stored = tables.collections[collection_id]
             rows = consolidated(stored.rows, stored.frontiers)
-            tables.collections[collection_id] = replace(stored, rows=rows, loose=0, settled=len(rows))
+            tables.collections[collection_id] = replace(stored, rows=rows, added=0, summed=len(rows))
             return len(rows)
 
     async def forget(self, opener_id: str) -> None:
@@ -162,15 +162,15 @@ class MemoryStore(Store):
 
 
 class DraftStore(MemoryStore):
-    """A stash in memory that begins as a copy, and gathers its changes. No other stash shares it, so it needs
-    no tokens."""
+    """A stash in memory that begins as a copy, and gathers its changes. Nobody shares it, so it needs no
+    tokens."""
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(StashTables.of(loaded))
         self._before = {stored.id: stored.revision for stored in loaded.collections}
         self._touched: dict[int, StoredRows] = {}
-        self.consolidated: set[int] = set()
-        """Collections to consolidate once the gathered change was made."""
+        self.to_consolidate: set[int] = set()
+        """Collections to consolidate after the gathered change."""
 
     async def commit(self, opener: Opener, change: StoreChange, sending: Sending) -> Verdict:
         with self._tables.lock:
@@ -179,12 +179,12 @@ class DraftStore(MemoryStore):
             self._tables.apply(change)
             for cid, move in change.moves.items():
                 self._touched[cid] = self._touched.get(cid, StoredRows()) + move.rows
-            for made in change.created:
-                self._touched[made.id] = made.rows
+            for created in change.created:
+                self._touched[created.id] = created.rows
             return Verdict.APPLIED
 
     async def consolidate(self, opener: Opener, collection_id: int) -> int | None:
-        self.consolidated.add(collection_id)
+        self.to_consolidate.add(collection_id)
         return await super().consolidate(opener, collection_id)
 
     def gathered(self, version: tuple[int, int]) -> StoreChange:

@@ -1,7 +1,7 @@
 """Migrations: each step works on a copy in memory, and becomes durable in one transaction with the version.
 
-That transaction expects every collection to be as the step found it. So a step holds no lock while it runs;
-if another opener has changed anything meanwhile, the step runs again, on the new contents.
+That transaction expects every collection to be as the step read it. So a step runs without a lock; if another
+opener changes anything meanwhile, the step runs again on the new contents.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,11 +28,11 @@ async def migrate(
     version = _checked((await session.load(Select(ids=(), rows=False))).version, steps)
     failures = 0
     while version < len(steps):
-        found = await session.load(Select())
-        version = _checked(found.version, steps)
+        loaded = await session.load(Select())
+        version = _checked(loaded.version, steps)
         if version == len(steps):
             break
-        if await _done(session, found, version, steps[version], begin):
+        if await _done(session, loaded, version, steps[version], begin):
             version, failures = version + 1, 0
         elif (failures := failures + 1) == ATTEMPTS:
             raise StashError(
@@ -44,21 +44,21 @@ async def migrate(
 
 async def _done(
     session: StashSession,
-    found: Loaded,
+    loaded: Loaded,
     number: int,
     step: Callable[[T], Awaitable[Any]],
     begin: Callable[[StashSession, Scope], T],
 ) -> bool:
-    """Run the step on a copy of `found`, and make its changes durable; `False` if another opener has changed
+    """Run the step on a copy of `loaded`, and make its changes durable; `False` if another opener has changed
     anything meanwhile."""
-    draft = DraftStore(found)
-    tx = begin(session.draft(draft, found), Scope(f"the transaction of migration step {number}"))
+    draft = DraftStore(loaded)
+    tx = begin(session.draft(draft, loaded), Scope(f"the transaction of migration step {number}"))
     try:
         await step(tx)
     finally:
         await tx.aclose()
     applied = await session.attempt(draft.gathered((number, number + 1)))
-    for collection_id in draft.consolidated if applied else ():
+    for collection_id in draft.to_consolidate if applied else ():
         await session.consolidate(collection_id)
     return applied
 

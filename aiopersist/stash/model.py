@@ -1,12 +1,12 @@
 """The values that a stash is made of. No I/O, no SQL.
 
 A collection is *stored* as its frontiers, its codecs and rows of text. A *change* says how
-collections change, and what it expects of them: a store applies all of it if everything is as expected, and
-else nothing. So pure functions of the collections as read decide all rules (`rules`), and the stores compare
-and set.
+collections change, and what it expects of them: a store applies all of it if everything is as expected, else
+nothing. So `rules` decides everything, by pure functions of the collections that were read; a store only
+compares and sets.
 
-Each collection has a *revision*, one more with every change: while it is the expected one, no append has
-changed the collection since it was read.
+Each change adds one to the *revision* of a collection: the same revision tells that nothing has changed it
+since it was read.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -62,9 +62,9 @@ class StoredRows:
             return self or other
         return StoredRows(*([*mine, *its] for mine, its in zip(self.columns, other.columns, strict=True)))
 
-    def where(self, held: Sequence[bool]) -> "StoredRows":
-        """The rows for which `held` is true."""
-        return StoredRows(*(list(compress(column, held)) for column in self.columns))
+    def where(self, is_kept: Sequence[bool]) -> "StoredRows":
+        """The rows for which `is_kept` is true."""
+        return StoredRows(*(list(compress(column, is_kept)) for column in self.columns))
 
 
 class Codecs(NamedTuple):
@@ -83,9 +83,9 @@ class Stored:
     codecs: Codecs
     frontiers: Frontiers = START
     revision: int = 0
-    loose: int = 0
+    added: int = 0
     """How many rows were added since the last consolidation."""
-    settled: int = 0
+    summed: int = 0
     """How many rows the last consolidation left."""
     rows: StoredRows = StoredRows()
     """The rows that the read asked for."""
@@ -142,7 +142,7 @@ class StoreChange:
     def rows(self) -> Iterable[tuple[int, StoredRows]]:
         """All rows to add, by collection."""
         yield from ((cid, move.rows) for cid, move in self.moves.items() if move.rows)
-        yield from ((made.id, made.rows) for made in self.created if made.rows)
+        yield from ((created.id, created.rows) for created in self.created if created.rows)
 
 
 class Opener(NamedTuple):
@@ -153,7 +153,7 @@ class Opener(NamedTuple):
 
 
 class Sending(NamedTuple):
-    """One sending of a change. At most one of all sendings that expect the same token happens."""
+    """One sending of a change. Of all sendings that expect the same token, at most one happens."""
 
     expected: str
     """The opener's token before."""
@@ -170,32 +170,32 @@ class Verdict(Enum):
     FORGOTTEN = "the opener's token is another one, or gone"
 
 
-def holds(change: StoreChange, there: Mapping[int, Stored], version: int) -> bool:
-    """Whether everything is as the change expects. `there` has the collections that the change names; all of
+def holds(change: StoreChange, now: Mapping[int, Stored], version: int) -> bool:
+    """Whether everything is as the change expects. `now` has the collections that the change names; all of
     the stash, if it creates some or moves the version."""
-    names = {stored.name for stored in there.values()}
+    names = {stored.name for stored in now.values()}
     return (
-        all(cid in there and there[cid].revision == revision for cid, revision in change.expected.items())
-        and not any(made.id in there or made.name in names for made in change.created)
-        and (change.version is None or (change.version[0], len(change.expected)) == (version, len(there)))
+        all(cid in now and now[cid].revision == revision for cid, revision in change.expected.items())
+        and not any(created.id in now or created.name in names for created in change.created)
+        and (change.version is None or (change.version[0], len(change.expected)) == (version, len(now)))
     )
 
 
 def frontiers_of(where: str, since: int | None, upper: int | None) -> Frontiers:
-    """The frontiers of two columns of the tables; null is the empty one. `Corruption`, that begins with
-    `where`, for what are none."""
+    """The frontiers of two columns of the tables; null is the empty one. `Corruption`, whose text begins with
+    `where`, for values that are no frontiers."""
     for name, time in (("since", since), ("upper", upper)):
         if time is not None and (type(time) is not int or not 0 <= time <= TIME_MAX):
             raise Corruption(f"{where}: {name} is {shown(time)}, and no time")
-    found = Frontiers(*(Antichain() if time is None else Antichain(time) for time in (since, upper)))
-    if not found.since <= found.upper:
-        raise Corruption(f"{where}: since {found.since} is beyond upper {found.upper}")
-    return found
+    frontiers = Frontiers(*(Antichain() if time is None else Antichain(time) for time in (since, upper)))
+    if not frontiers.since <= frontiers.upper:
+        raise Corruption(f"{where}: since {frontiers.since} is beyond upper {frontiers.upper}")
+    return frontiers
 
 
 def judge(opener: Opener, fence: Fence, sending: Sending, token: str | None, expected: bool) -> Verdict:
-    """The outcome of a change, given the fence and the opener's token as they are now, both locked, and
-    whether everything is as the change expects."""
+    """The outcome of a change, from the current fence and token of the opener, both locked, and whether
+    everything is as the change expects."""
     if token == sending.token:
         return Verdict.APPLIED  # by an earlier sending
     if fence != opener.fence:

@@ -115,8 +115,8 @@ def stash_beside(
 
         address = beside(url, name)
         return StashLocation(PostgresStash, lambda writes: PostgresStore(address, settings, writes=writes))
-    given = "given as an instance" if url is None else f"{scheme}://"
-    text = f"a stash needs Postgres, SQLite or mem:// as consensus store, opened by its URL, not one {given}"
+    origin = "given as an instance" if url is None else f"{scheme}://"
+    text = f"a stash needs Postgres, SQLite or mem:// as consensus store, opened by its URL, not one {origin}"
     raise Unsupported(text)
 
 
@@ -160,15 +160,15 @@ async def _session(
             if mode.writes:
                 return await _writing(store, mode, settings, runtime, supervisor, retry)
             select = Select() if mode.savepoint else Select(ids=(), rows=False)
-            found = await retry.repeat("stash.load", lambda: store.load(select))
+            loaded = await retry.repeat("stash.load", lambda: store.load(select))
     except TimeoutError as error:
         raise StorageUnavailable(f"the stash did not answer within {deadline} s") from error
     except Indeterminate as error:
         raise StorageUnavailable(f"the stash cannot be opened: {error}") from error
-    if found is None:
+    if loaded is None:
         raise StashError("there is no stash here: open it to write first")
     session = StashSession(store, None, "", settings=settings, runtime=runtime, supervisor=supervisor)
-    return session.draft(DraftStore(found), found) if mode.savepoint else session
+    return session.draft(DraftStore(loaded), loaded) if mode.savepoint else session
 
 
 async def _writing(
@@ -197,8 +197,8 @@ def _location(url: str, runtime: Runtime, settings: Settings) -> StashLocation:
             from aiopersist.stash.postgres import PostgresStore, at
         address = at(url)
         return StashLocation(PostgresStash, lambda writes: PostgresStore(address, settings, writes=writes))
-    known = "mem://name, sqlite:///path or postgres://..."
-    raise InvalidLocation(f"{scheme or 'no scheme'}: name a stash by a URL such as {known}")
+    examples = "mem://name, sqlite:///path or postgres://..."
+    raise InvalidLocation(f"{scheme or 'no scheme'}: name a stash by a URL such as {examples}")
 
 
 def _in_memory(consensus: MemoryConsensus, name: str) -> StashLocation:

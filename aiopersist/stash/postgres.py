@@ -129,8 +129,8 @@ class PostgresStore(Store):
         for row in rows:
             if row["collection_id"] is not None:
                 slices.setdefault(row["collection_id"], []).append(row)
-        found = tuple(_stored(slices[cid], select) for cid in sorted(slices))
-        return Loaded(_fence(rows[0]), rows[0]["version"], found)
+        collections = tuple(_stored(slices[cid], select) for cid in sorted(slices))
+        return Loaded(_fence(rows[0]), rows[0]["version"], collections)
 
     async def commit(self, opener: Opener, change: StoreChange, sending: Sending) -> Verdict:
         chunks = list(chunks_of(change))
@@ -159,10 +159,10 @@ class PostgresStore(Store):
                 if _fence(await run["fence_shared"].fetchrow()) != opener.fence:
                     return None
                 await run["lock_consolidation"].fetch(lock)
-                loose = await run["loose"].fetchval(collection_id)
+                counted = await run["loose"].fetchval(collection_id)
                 await run["delete_all"].fetch(collection_id)
                 await run["sums"].fetch(collection_id)
-                left: int = await run["settled"].fetchval(collection_id, loose)
+                left: int = await run["settled"].fetchval(collection_id, counted)
                 return left
 
         return await self._background.write(work)
@@ -215,9 +215,9 @@ class PostgresStore(Store):
             arguments = (*change.version, len(change.expected))
             if await run["migrate"].fetchval(*arguments) is None:
                 return Verdict.CONFLICT
-        for made in change.created:
-            since, upper = (frontier.time for frontier in made.frontiers)
-            row = (made.id, made.name, *made.codecs, since, upper, len(made.rows))
+        for created in change.created:
+            since, upper = (frontier.time for frontier in created.frontiers)
+            row = (created.id, created.name, *created.codecs, since, upper, len(created.rows))
             await run["create"].fetch(*row)
         for chunk in chunks[:-1]:
             await run["insert"].fetch(*chunk)
@@ -226,9 +226,9 @@ class PostgresStore(Store):
     def _verdict(self, row: asyncpg.Record | None, opener: Opener, sending: Sending) -> Verdict:
         fence = _fence(row)
         assert row is not None  # it has a fence
-        told = [wish.split(" ") for wish in row["wishes"] or ()]
+        texts = [wish.split(" ") for wish in row["wishes"] or ()]
         wishes = [
-            Wish(STASH, who.removeprefix(WISH), float(left), float(waited)) for left, waited, who in told
+            Wish(STASH, who.removeprefix(WISH), float(left), float(waited)) for left, waited, who in texts
         ]
         self._heard.hear([STASH], wishes)
         return judge(opener, fence, sending, row["token"], row["ok"])
@@ -270,7 +270,7 @@ def _stored(slices: Sequence[asyncpg.Record], select: Select) -> Stored:
     """The collection whose rows these slices hold."""
     row, rows = slices[0], StoredRows()
     if select.rows and row["keys"] is not None:
-        columns = (list(chain.from_iterable(some[name] for some in slices)) for name in COLUMNS)
+        columns = (list(chain.from_iterable(part[name] for part in slices)) for name in COLUMNS)
         rows = StoredRows(*columns)
     return Stored(
         row["collection_id"],

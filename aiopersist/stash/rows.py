@@ -4,8 +4,8 @@
     texts -> columns -> times forwarded to since, sorted, summed -> entries        `decode`
 
 Keys and values are canonical JSON: equal ones have equal texts, so a database can find and sum them. Some
-thousand rows whose values JSON can say are checked, written, summed and read without columns, whose kernels
-take longer (`_plain_rows`, `_plain_contents`).
+thousand rows of simple values are checked, written, summed and read without columns, whose kernels take
+longer (`_rows_in_python`, `_contents_in_python`).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from aiopersist.stash.model import Codecs, StoredRows
 T = TypeVar("T")
 
 FEW = 200  # rows that are converted faster than a thread is reached
-PLAIN_ROWS_MAX = 32768  # of more rows Arrow's kernels and polars take less time, and hold no lock
+IN_PYTHON_MAX = 32768  # of more rows Arrow's kernels and polars take less time, and hold no lock
 
 
 def encode(entries: Iterable[Any], schema: Schema[Any, Any, Any], name: str) -> StoredRows:
     """The entries `((key, val), time, diff)` as rows; `InvalidUpdate` names the entry at fault."""
     try:
         rows = _flat(entries)
-        if (plain := _plain_rows(rows, schema)) is not None:
-            return plain
+        if (converted := _rows_in_python(rows, schema)) is not None:
+            return converted
         table = to_table(rows, schema)
     except InvalidUpdate as error:
         reason = str(error).removeprefix(f"row {error.row}: ")
@@ -72,8 +72,8 @@ def decode(rows: StoredRows, schema: Schema[Any, Any, Any], since: int) -> list[
 
 def decode_at(rows: StoredRows, schema: Schema[Any, Any, Any], time: int) -> list[Any]:
     """The contents at `time`, as `(key, val, diff)` in order."""
-    if (plain := _plain_contents(_until(rows, time), schema)) is not None:
-        return list(zip(plain.keys, plain.vals, plain.diffs, strict=True))
+    if (shown := _contents_in_python(_until(rows, time), schema)) is not None:
+        return list(zip(shown.keys, shown.vals, shown.diffs, strict=True))
     return list(zip(*_values(contents(_table(_until(rows, time), schema), schema), schema), strict=True))
 
 
@@ -87,11 +87,11 @@ class Item(NamedTuple):
 
 def table_at(rows: StoredRows, schema: Schema[Any, Any, Any], time: int, name: str) -> dict[str, Item]:
     """The contents at `time` by the texts of their keys, in order; `StashError` if a key is there twice, or a
-    diff is not 1. Texts tell keys apart as collections do. Python does not: to it 1 equals True, and NaN does
-    not equal itself."""
-    there = _until(rows, time)
-    shown = _plain_contents(there, schema) or _contents(there, schema)
-    found: dict[str, Item] = {}
+    diff is not 1. Texts tell keys apart as collections do; Python takes 1 for True, and NaN for unequal to
+    itself."""
+    visible = _until(rows, time)
+    shown = _contents_in_python(visible, schema) or _contents(visible, schema)
+    table: dict[str, Item] = {}
     if set(shown.diffs) <= {1} and len(set(shown.key_texts)) == len(shown.key_texts):
         columns = zip(shown.keys, shown.vals, shown.val_texts, strict=True)
         items: Iterable[Item] = map(tuple.__new__, repeat(Item), columns)
@@ -99,18 +99,18 @@ def table_at(rows: StoredRows, schema: Schema[Any, Any, Any], time: int, name: s
     for key, val, diff, key_text, val_text in zip(*shown, strict=True):
         if diff != 1:
             raise StashError(f"collection {name!r}: key {key!r} has val {val!r} with diff {diff}, not 1")
-        if key_text in found:
+        if key_text in table:
             raise StashError(f"collection {name!r}: key {key!r} has several vals")
-        found[key_text] = Item(key, val, val_text)
-    return found
+        table[key_text] = Item(key, val, val_text)
+    return table
 
 
 def by_key(table: Mapping[str, Item], name: str) -> dict[Any, Any]:
     """The values by their keys; `StashError` if several keys are equal in Python."""
-    found = {item.key: item.val for item in table.values()}
-    if len(found) < len(table):
+    vals = {item.key: item.val for item in table.values()}
+    if len(vals) < len(table):
         raise StashError(f"collection {name!r}: several of its keys are equal in Python: read it with peek")
-    return found
+    return vals
 
 
 def check_table(rows: StoredRows, schema: Schema[Any, Any, Any], upper: Antichain, name: str) -> None:
@@ -131,22 +131,22 @@ def codecs(schema: Schema[Any, Any, Any]) -> Codecs:
 
 
 def check_codecs(name: str, stored: Codecs, schema: Schema[Any, Any, Any]) -> None:
-    """`CodecMismatch` unless the collection is stored with the codecs of `schema`; `Corruption` for what are
-    none."""
+    """`CodecMismatch` unless the collection is stored with the codecs of `schema`; `Corruption` for
+    unreadable ones."""
     asked = codecs(schema)
     if stored == asked:
         return
     try:
         differ = any(map(_differ, stored, asked))
-        told, wanted = (" -> ".join(json.loads(text)["type"] for text in pair) for pair in (stored, asked))
+        old, new = (" -> ".join(json.loads(text)["type"] for text in pair) for pair in (stored, asked))
     except (pa.ArrowException, ValueError, LookupError, TypeError, OSError, RecursionError) as error:
         raise Corruption(f"the codecs of collection {name!r} cannot be read: {error}") from error
     if differ:
-        raise CodecMismatch(f"{wanted} (collection {name!r})", told)
+        raise CodecMismatch(f"{new} (collection {name!r})", old)
 
 
 async def compute(rows: int, work: Callable[[], T]) -> T:
-    """The result of `work` on that many rows; computed on a worker thread, unless they are few."""
+    """The result of `work` on that many rows; a worker thread computes it, unless they are few."""
     return work() if rows <= FEW else await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
 
 
@@ -154,12 +154,12 @@ def _flat(entries: Any) -> list[Any]:
     """The entries as rows `(key, val, time, diff)`."""
     if isinstance(entries, str | bytes | dict) or not isinstance(entries, Iterable):
         raise InvalidUpdate(f"{short(entries)} is not an iterable of ((key, val), time, diff)")
-    given = list(entries)
-    if _are(given, 3):
-        pairs = [entry[0] for entry in given]
+    rows = list(entries)
+    if _are(rows, 3):
+        pairs = [entry[0] for entry in rows]
         if _are(pairs, 2):
-            return [(*pair, time, diff) for pair, (_, time, diff) in zip(pairs, given, strict=True)]
-    for row, entry in enumerate(given):
+            return [(*pair, time, diff) for pair, (_, time, diff) in zip(pairs, rows, strict=True)]
+    for row, entry in enumerate(rows):
         if not _are([entry], 3) or not _are([entry[0]], 2):
             raise InvalidUpdate(f"{short(entry)} is not a ((key, val), time, diff)", row=row)
     raise AssertionError("unreachable")
@@ -200,9 +200,9 @@ def _contents(rows: StoredRows, schema: Schema[Any, Any, Any]) -> _Shown:
     return _Shown(*_values(table, schema), *texts)
 
 
-def _plain_rows(rows: list[Any], schema: Schema[Any, Any, Any]) -> StoredRows | None:
-    """The rows as texts, without columns; `None` if any of their values takes the way by a column."""
-    if not rows or len(rows) > PLAIN_ROWS_MAX:
+def _rows_in_python(rows: list[Any], schema: Schema[Any, Any, Any]) -> StoredRows | None:
+    """The rows as texts; `None` if there are many, or if one of their values needs a column."""
+    if not rows or len(rows) > IN_PYTHON_MAX:
         return None
     keys, vals, times, diffs = zip(*rows, strict=True)
     if set(map(type, times)) | set(map(type, diffs)) != {int}:
@@ -214,10 +214,10 @@ def _plain_rows(rows: list[Any], schema: Schema[Any, Any, Any]) -> StoredRows | 
     return None if key_texts is None or val_texts is None else StoredRows(key_texts, val_texts, times, diffs)
 
 
-def _plain_contents(rows: StoredRows, schema: Schema[Any, Any, Any]) -> _Shown | None:
-    """As `_contents`, without columns. `None` if it is not for them: many rows, a key with several values,
-    a sum beyond 64 bits, values that take the way by a column."""
-    if not rows or len(rows) > PLAIN_ROWS_MAX or schema.key.codec.arrow_type not in (pa.string(), pa.int64()):
+def _contents_in_python(rows: StoredRows, schema: Schema[Any, Any, Any]) -> _Shown | None:
+    """As `_contents`. `None` for many rows, a key with several values, a sum beyond 64 bits, or values that
+    need a column."""
+    if not rows or len(rows) > IN_PYTHON_MAX or schema.key.codec.arrow_type not in (pa.string(), pa.int64()):
         return None
     texts: Sequence[tuple[str, str]] = list(zip(rows.keys, rows.vals, strict=True))
     diffs: Sequence[int] = rows.diffs
@@ -261,7 +261,6 @@ def _identity(name: str, schema: Schema[Any, Any, Any]) -> str:
 def _differ(stored: str, asked: str) -> bool:
     if stored == asked:
         return False
-    told, wanted = json.loads(stored), json.loads(asked)
-    fields = (ipc.read_schema(pa.py_buffer(b64decode(record["arrow"]))) for record in (told, wanted))
-    one, other = fields
-    return bool(told["own"] != wanted["own"] or not one.equals(other))
+    old, new = json.loads(stored), json.loads(asked)
+    one, other = (ipc.read_schema(pa.py_buffer(b64decode(record["arrow"]))) for record in (old, new))
+    return bool(old["own"] != new["own"] or not one.equals(other))

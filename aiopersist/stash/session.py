@@ -68,7 +68,7 @@ class StashSession:
         self._settings = settings
         self._turn = asyncio.Lock()
         self._losses: defaultdict[frozenset[int], Losses] = defaultdict(Losses)
-        """By the collections of a change: who wins elsewhere still loses here."""
+        """By the collections of a change: an opener that wins elsewhere may still lose here."""
         self._under_way: asyncio.Task[Verdict] | None = None
         self._seen: dict[int, Stored] = {}
         """Collections as they were last seen, without rows: only a hint."""
@@ -105,18 +105,18 @@ class StashSession:
                 fresh = True
 
     async def _planned(self, ids: Sequence[int], plan: Plan, fresh: bool) -> StoreChange:
-        """The change for the collections as they are, if `fresh`, or as they were last seen, if that is
+        """The change for the collections as they are, or, unless `fresh`, as they were last seen, if that is
         possible."""
         seen = {cid: self._seen[cid] for cid in ids if cid in self._seen}
         if not fresh and len(seen) == len(set(ids)):
             with suppress(StashError):
                 return plan(seen)
-        found = await self.load(Select(tuple(ids), rows=False))
-        return plan({stored.id: stored for stored in found.collections})
+        loaded = await self.load(Select(tuple(ids), rows=False))
+        return plan({stored.id: stored for stored in loaded.collections})
 
     async def yield_to_others(self, ids: Iterable[int]) -> bool:
-        """Before a change of these collections, let other openers go first who wish it; whether that took
-        time. No request."""
+        """Before a change of these collections, wait for openers that wish to go first; returns whether it
+        waited. No request."""
         losses, others = self._losses[frozenset(ids)], partial(self.store.stand_back_s, self.writing().id)
         wait_s = losses.wait_s(others, self.runtime.monotonic())
         if wait_s:
@@ -138,7 +138,7 @@ class StashSession:
         if left is None:
             raise fenced(opener)
         if (seen := self._seen.get(cid)) is not None:
-            self._seen[cid] = replace(seen, loose=0, settled=left)
+            self._seen[cid] = replace(seen, added=0, summed=left)
 
     @property
     def can_be_fenced(self) -> bool:
@@ -150,11 +150,11 @@ class StashSession:
             raise StashError("the stash was opened read-only")
         return self.opener
 
-    def draft(self, store: DraftStore, found: Loaded) -> "StashSession":
+    def draft(self, store: DraftStore, loaded: Loaded) -> "StashSession":
         """A session on a copy, so that no other opener sees its changes."""
         return StashSession(
             store,
-            Opener("", found.fence),
+            Opener("", loaded.fence),
             "",
             settings=self._settings,
             runtime=self.runtime,
@@ -193,7 +193,7 @@ class StashSession:
         return False
 
     async def _lost(self, opener: Opener, losses: Losses) -> None:
-        """Another opener was first. If that happens again and again, ask others to stand back."""
+        """Another opener was first. If that happens again and again, ask the others to stand back."""
         now = self.runtime.monotonic()
         losses.lost(losses.planned + 1, now)
         if slot_s := losses.slot_s:
@@ -292,11 +292,11 @@ class StashSession:
                 stored = moved(seen, move)
                 self._see(stored)
                 self._consolidate_later(stored)
-        for made in change.created:
-            self._see(made)
+        for created in change.created:
+            self._see(created)
 
     def _consolidate_later(self, stored: Stored) -> None:
-        if stored.loose < max(CONSOLIDATE_ROWS_MIN, stored.settled) or stored.id in self._consolidating:
+        if stored.added < max(CONSOLIDATE_ROWS_MIN, stored.summed) or stored.id in self._consolidating:
             return
         self._consolidating.add(stored.id)
         self.supervisor.background(self._consolidate_quietly(stored.id), f"consolidate {stored.name}")

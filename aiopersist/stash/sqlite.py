@@ -71,10 +71,10 @@ class SqliteStore(Store):
         now = self._runtime.wall()
 
         def work(c: sqlite3.Connection) -> Verdict:
-            found = sql.now(c, self._name, opener.id, change)
+            now_stored = sql.now(c, self._name, opener.id, change)
             self._heard.hear([STASH], sql.wishes(c, self._name, now))
-            verdict = judge(opener, found.fence, sending, found.token, found.holds)
-            if verdict is Verdict.APPLIED and found.token != sending.token:
+            verdict = judge(opener, now_stored.fence, sending, now_stored.token, now_stored.holds)
+            if verdict is Verdict.APPLIED and now_stored.token != sending.token:
                 sql.apply(c, self._name, change)
                 sql.set_token(c, self._name, opener.id, sending.token, now)
             return verdict

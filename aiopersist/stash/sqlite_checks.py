@@ -1,6 +1,5 @@
-"""What SQLite gives is checked where it comes in, column by column: a column of SQLite holds values of any
-type, whatever it was declared as. `Corruption` names the stash, the collection and the value; it is not
-retried.
+"""Checks of each column that SQLite gives: it may hold values of any type, whatever it was declared as.
+`Corruption` names the stash, the collection and the value; it is not retried.
 
 A row that holds another value of the right type is not noticed: rows have no checksum.
 """
@@ -30,7 +29,7 @@ def check_columns(stash: str, collection: str | None, kinds: Iterable[tuple[str,
 
 
 def check_rows(stash: str, collection: str, rows: StoredRows) -> StoredRows:
-    """The rows; `Corruption` unless keys and values are texts, and times and diffs ints that can be such."""
+    """The rows; `Corruption` unless keys and values are texts, times ints from 0 on, and diffs ints."""
     for (name, kind), column in zip(KINDS, rows.columns, strict=True):
         if set(map(type, column)) - {kind}:
             wrong = next(value for value in column if type(value) is not kind)
@@ -50,7 +49,7 @@ def check_sums(stash: str, collection: str, sums: Sequence[tuple[Any, ...]]) -> 
 
 @contextmanager
 def readable(stash: str, collection: str | None = None) -> Iterator[None]:
-    """Texts that are no UTF-8 are told as `Corruption`."""
+    """Turn the error for texts that are not UTF-8 into `Corruption`."""
     try:
         yield
     except sqlite3.OperationalError as error:

@@ -72,8 +72,8 @@ COUNTS = (("revision", int), ("loose", int), ("settled", int))
 
 
 def has_tables(connection: sqlite3.Connection) -> bool:
-    found = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'stash_data'"
-    return bool(connection.execute(found).fetchone()[0])
+    statement = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'stash_data'"
+    return bool(connection.execute(statement).fetchone()[0])
 
 
 def prepare(connection: sqlite3.Connection) -> None:
@@ -92,10 +92,10 @@ def take(connection: sqlite3.Connection, stash: str, nonce: str | None) -> Fence
 
 
 def fence(connection: sqlite3.Connection, stash: str) -> Fence:
-    found = _fence(connection, stash)
-    if found is None:
+    row = _fence(connection, stash)
+    if row is None:
         raise StashError("the stash is gone")
-    return found[0]
+    return row[0]
 
 
 def token(connection: sqlite3.Connection, stash: str, opener: str) -> str | None:
@@ -145,8 +145,8 @@ def wishes(connection: sqlite3.Connection, stash: str, now: float) -> list[Wish]
 
 
 def load(connection: sqlite3.Connection, stash: str, select: Select) -> Loaded | None:
-    found = _fence(connection, stash)
-    if found is None:
+    head = _fence(connection, stash)
+    if head is None:
         return None
     collections = []
     for stored in _heads(connection, stash, select):
@@ -155,7 +155,7 @@ def load(connection: sqlite3.Connection, stash: str, select: Select) -> Loaded |
                 rows = _rows(connection, stash, stored.id, select.key)
             stored = replace(stored, rows=check_rows(stash, stored.name, rows))
         collections.append(stored)
-    return Loaded(*found, tuple(collections))
+    return Loaded(*head, tuple(collections))
 
 
 class Now(NamedTuple):
@@ -171,20 +171,20 @@ class Now(NamedTuple):
 def now(connection: sqlite3.Connection, stash: str, opener: str, change: StoreChange) -> Now:
     """The stash as it is. One statement for one collection, as a rule; two for others."""
     ids = tuple(change.expected)
-    found = connection.execute(
+    row = connection.execute(
         "SELECT epoch, nonce, version, format, "
         "(SELECT token FROM stash_openers AS o WHERE o.stash = f.stash AND opener = ?), "
         "(SELECT revision FROM stash_uppers AS u WHERE u.stash = f.stash AND collection_id = ?) "
         "FROM stash_fence AS f WHERE stash = ?",
         (opener, ids[0] if ids else None, stash),
     ).fetchone()
-    if found is None:
+    if row is None:
         raise StashError("the stash is gone")
-    fence, version = _read_fence(stash, *found[:4])
-    token, revision = found[4:]
+    fence, version = _read_fence(stash, *row[:4])
+    token, revision = row[4:]
     if change.created or change.version is not None:
-        there = {stored.id: stored for stored in _heads(connection, stash, Select())}
-        return Now(fence, token, model.holds(change, there, version))
+        collections = {stored.id: stored for stored in _heads(connection, stash, Select())}
+        return Now(fence, token, model.holds(change, collections, version))
     if len(ids) == 1:
         return Now(fence, token, revision == change.expected[ids[0]])
     revisions = connection.execute(
@@ -206,17 +206,18 @@ def apply(connection: sqlite3.Connection, stash: str, change: StoreChange) -> No
             "UPDATE stash_sinces SET since = ? WHERE stash = ? AND collection_id = ?",
             (move.frontiers.since.time, stash, cid),
         )
-    for made in change.created:
-        frontiers = made.frontiers
+    for created in change.created:
+        frontiers = created.frontiers
         connection.execute(
-            "INSERT INTO stash_collections VALUES (?, ?, ?, ?, ?)", (stash, made.id, made.name, *made.codecs)
+            "INSERT INTO stash_collections VALUES (?, ?, ?, ?, ?)",
+            (stash, created.id, created.name, *created.codecs),
         )
         connection.execute(
             "INSERT INTO stash_uppers VALUES (?, ?, ?, 0, ?, 0)",
-            (stash, made.id, frontiers.upper.time, len(made.rows)),
+            (stash, created.id, frontiers.upper.time, len(created.rows)),
         )
         connection.execute(
-            "INSERT INTO stash_sinces VALUES (?, ?, ?)", (stash, made.id, frontiers.since.time)
+            "INSERT INTO stash_sinces VALUES (?, ?, ?)", (stash, created.id, frontiers.since.time)
         )
     for cid, rows in change.rows:
         _insert(connection, stash, cid, rows)
@@ -226,14 +227,14 @@ def apply(connection: sqlite3.Connection, stash: str, change: StoreChange) -> No
 
 def consolidate(connection: sqlite3.Connection, stash: str, cid: int) -> int:
     """Sum rows, as `Store.consolidate` says; the number of rows that are left."""
-    found = _heads(connection, stash, Select((cid,)))
-    if not found:
+    heads = _heads(connection, stash, Select((cid,)))
+    if not heads:
         raise corrupt(stash, None, f"collection {cid} is gone")
-    since, here = found[0].frontiers.since.time, (stash, cid)
+    since, here = heads[0].frontiers.since.time, (stash, cid)
     if since is None:
         connection.execute("DELETE FROM stash_data WHERE stash = ? AND collection_id = ?", here)
     else:
-        _sum(connection, here, found[0].name, since)
+        _sum(connection, here, heads[0].name, since)
     counted = "SELECT count(*) FROM stash_data WHERE stash = ? AND collection_id = ?"
     left: int = connection.execute(counted, here).fetchone()[0]
     connection.execute(
@@ -282,29 +283,25 @@ def _heads(connection: sqlite3.Connection, stash: str, select: Select) -> list[S
         "FROM stash_collections AS c LEFT JOIN stash_uppers USING (stash, collection_id) "
         "LEFT JOIN stash_sinces AS s USING (stash, collection_id) WHERE c.stash = ?"
     )
+    arguments: tuple[Any, ...] = (stash,)
     if select.name is not None:
-        found = connection.execute(f"{statement} AND name = ?", (stash, select.name))
+        statement, arguments = f"{statement} AND name = ?", (stash, select.name)
     elif select.ids is not None:
-        ids = f"{statement} AND c.collection_id IN ({_marks(select.ids)})"
-        found = connection.execute(ids, (stash, *select.ids))
-    else:
-        found = connection.execute(statement, (stash,))
+        marks = _marks(select.ids)
+        statement, arguments = f"{statement} AND c.collection_id IN ({marks})", (stash, *select.ids)
     with readable(stash):
-        return [_head(stash, *row) for row in found.fetchall()]
+        return [_head(stash, *row) for row in connection.execute(statement, arguments).fetchall()]
 
 
-def _head(
-    stash: str, cid: int, name: str, key: str, val: str, revision: Any, loose: Any, settled: Any, *rest: Any
-) -> Stored:
-    there, since, upper = rest
+def _head(stash: str, cid: int, name: str, key: str, val: str, *rest: Any) -> Stored:
+    revision, added, summed, sinces_row, since, upper = rest
     check_columns(stash, name, HEAD, (cid, name, key, val))
-    for table, value in (("stash_uppers", revision), ("stash_sinces", there)):
+    for table, value in (("stash_uppers", revision), ("stash_sinces", sinces_row)):
         if value is None:
             raise corrupt(stash, name, f"its row of {table} is gone")
-    counts = (revision, loose, settled)
-    check_columns(stash, name, COUNTS, counts)
+    check_columns(stash, name, COUNTS, (revision, added, summed))
     frontiers = frontiers_of(f"stash {stash!r}, collection {name!r}", since, upper)
-    return Stored(cid, name, Codecs(key, val), frontiers, *counts)
+    return Stored(cid, name, Codecs(key, val), frontiers, revision, added, summed)
 
 
 def _marks(ids: Sequence[int]) -> str:
@@ -314,8 +311,8 @@ def _marks(ids: Sequence[int]) -> str:
 def _rows(connection: sqlite3.Connection, stash: str, cid: int, key: str | None) -> StoredRows:
     statement = "SELECT key, val, time, diff FROM stash_data WHERE stash = ? AND collection_id = ?"
     arguments = (stash, cid) if key is None else (stash, cid, key)
-    found = connection.execute(statement + ("" if key is None else " AND key = ?"), arguments).fetchall()
-    return StoredRows.of(found)
+    rows = connection.execute(statement + ("" if key is None else " AND key = ?"), arguments).fetchall()
+    return StoredRows.of(rows)
 
 
 def _insert(

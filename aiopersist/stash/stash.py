@@ -68,8 +68,8 @@ class Stash(Root):
         self._release = release
         self._collections: dict[int, StashCollection[Any, Any]] = {}
         self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Locks, by the ids of collections, for tasks that read a collection in order to append to it:
-        without them all but one would find that another append, of this very stash, came first."""
+        """A lock per collection, by id, for tasks that read it and then append to it. Without it, the append
+        of one such task would make those of all others begin again."""
 
     async def aclose(self) -> None:
         """Close it; idempotent. A change under way finishes first, also if the caller is cancelled. Calls
@@ -85,10 +85,10 @@ class Stash(Root):
                 await self._session.load(Select(ids=(), rows=False))
 
     async def migrate(self, steps: Sequence["Step"]) -> int:
-        """Bring the stash from its version, 0 when it is fresh, to `len(steps)`, and return that. Step `i`,
-        an `async def step(tx)`, makes version `i` version `i + 1`; `tx` has all calls of a stash. The step
-        and the version are one transaction: a step that fails leaves both as they were. If another opener has
-        changed the stash meanwhile, the step runs again: so it must have no effects but those on `tx`."""
+        """Bring the stash from its version (0 for a new one) to `len(steps)`, and return that. Step `i`, an
+        `async def step(tx)`, leads from version `i` to `i + 1`; `tx` has all calls of a stash. A step and its
+        version are one transaction: if the step fails, nothing changes. If another opener changes the stash
+        meanwhile, the step runs again, so it must have no other effects than those on `tx`."""
         with self._scope.call():
             return await migrate(self._session, tuple(steps), StashTransaction)
 
@@ -109,13 +109,13 @@ class Stash(Root):
     ) -> StashCollection[K, V]:
         """One request the first time: the name, id and codecs of a collection never change."""
         with self._scope.call():
-            for known in self._collections.values():
-                if known.name == name and known.schema == schema:
-                    return self._opened(known.id, name, schema, known.codecs, is_table)
+            for opened in self._collections.values():
+                if opened.name == name and opened.schema == schema:
+                    return self._opened(opened.id, name, schema, opened.codecs, is_table)
             while True:
-                found = await self._session.load(Select(name=name, rows=False))
-                if found.collections:
-                    (stored,) = found.collections
+                loaded = await self._session.load(Select(name=name, rows=False))
+                if loaded.collections:
+                    (stored,) = loaded.collections
                     check_codecs(name, stored.codecs, schema)
                     return self._opened(stored.id, name, schema, stored.codecs, is_table)
                 await self._create(name, schema)
@@ -203,13 +203,13 @@ class Stash(Root):
         await self.consolidate_batch([c])
 
     async def seal_batch(self, seals: Iterable[tuple[StashCollection[Any, Any], Antichain | Time]]) -> None:
-        """Seal several in order. If one fails, it and the later ones are not sealed."""
+        """Seal several in order, in one transaction: if one fails, none is sealed."""
         await self._advance(seals, rules.sealed)
 
     async def compact_batch(
         self, compactions: Iterable[tuple[StashCollection[Any, Any], Antichain | Time]]
     ) -> None:
-        """Compact several in order. If one fails, it and the later ones are not compacted."""
+        """Compact several in order, in one transaction: if one fails, none is compacted."""
         await self._advance(compactions, rules.compacted)
 
     async def consolidate_batch(self, collections: Iterable[StashCollection[Any, Any]]) -> None:
@@ -227,17 +227,17 @@ class Stash(Root):
         `collection` on this stash for each before. One request, for a few thousand entries; none for no
         batches."""
         with self._scope.call():
-            given = [(batch, self._collection_of(batch), listed(batch.entries)) for batch in batches]
-            if not given:
+            items = [(batch, self._collection_of(batch), listed(batch.entries)) for batch in batches]
+            if not items:
                 return
             self._session.writing()
-            collections = [c for _, c, _ in given]
+            collections = [c for _, c, _ in items]
             if twice := [name for name, times in Counter(c.name for c in collections).items() if times > 1]:
                 raise StashError(f"collection {twice[0]!r}: it is named twice in one append")
-            bounds = [tuple(map(int_frontier, (b.lower, b.upper, b.compact))) for b, _, _ in given]
-            encoded = [await self._encoded(entries, c) for _, c, entries in given]
+            bounds = [tuple(map(int_frontier, (b.lower, b.upper, b.compact))) for b, _, _ in items]
+            encoded = [await self._encoded(entries, c) for _, c, entries in items]
             ready = dict(zip(collections, zip(bounds, encoded, strict=True), strict=True))
-            tables = {c: b._base for b, c, _ in given if b._base is not None and b._base.id == c.id}
+            tables = {c: b._base for b, c, _ in items if b._base is not None and b._base.id == c.id}
             await self._append_checked(ready, tables)
 
     async def make_batch(
@@ -256,15 +256,15 @@ class Stash(Root):
     def _opened(
         self, cid: int, name: str, schema: Schema[K, V, Any], codecs: Codecs, is_table: bool
     ) -> StashCollection[K, V]:
-        made = self._collections[cid] = StashCollection(cid, name, schema, codecs, is_table=is_table)
-        return made
+        collection = self._collections[cid] = StashCollection(cid, name, schema, codecs, is_table=is_table)
+        return collection
 
     async def _create(self, name: str, schema: Schema[Any, Any, Any]) -> None:
         """Create it, unless another opener has created it meanwhile."""
         if self._session.opener is None:
             raise StashError(f"collection {name!r}: it is not there, and the stash was opened read-only")
-        there = await self._session.load(Select(rows=False))
-        cid = 1 + max((stored.id for stored in there.collections), default=0)
+        loaded = await self._session.load(Select(rows=False))
+        cid = 1 + max((stored.id for stored in loaded.collections), default=0)
         await self._session.attempt(StoreChange({}, {}, created=(Stored(cid, name, codecs(schema)),)))
 
     async def _moves(
@@ -273,9 +273,9 @@ class Stash(Root):
         move: Callable[[Stored, StashCollection[Any, Any]], Move],
     ) -> None:
         def plan(seen: Mapping[int, Stored]) -> StoreChange:
-            found = {c.id: stored_of(c, [seen[c.id]] if c.id in seen else []) for c in collections}
-            moves = {c.id: move(found[c.id], c) for c in collections}
-            return StoreChange({cid: stored.revision for cid, stored in found.items()}, moves)
+            found_by_id = {c.id: stored_of(c, [seen[c.id]] if c.id in seen else []) for c in collections}
+            moves = {c.id: move(found_by_id[c.id], c) for c in collections}
+            return StoreChange({cid: stored.revision for cid, stored in found_by_id.items()}, moves)
 
         await self._session.change([c.id for c in collections], plan)
 
@@ -284,20 +284,20 @@ class Stash(Root):
         steps: Iterable[tuple[StashCollection[Any, Any], Antichain | Time]],
         rule: Callable[[str, Frontiers, Antichain], Frontiers],
     ) -> None:
-        """One transaction for all: if one fails, none is applied."""
+        """One transaction for all: if one step fails, none is applied."""
         with self._scope.call():
             self._session.writing()
-            given = [advance_of(given) for given in steps]
-            if not given:
+            advances = [advance_of(step) for step in steps]
+            if not advances:
                 return
 
             def move(stored: Stored, c: StashCollection[Any, Any]) -> Move:
                 now = stored.frontiers
-                for other, time in given:
+                for other, time in advances:
                     now = rule(c.name, now, time) if other.id == c.id else now
                 return Move(now)
 
-            await self._moves([c for c, _ in given], move)
+            await self._moves([c for c, _ in advances], move)
 
     async def _contents(
         self, c: StashCollection[Any, Any], key: str | None = None
@@ -319,8 +319,8 @@ class Stash(Root):
             await self._append_encoded({c: ((at, beyond, at), replace(rows, times=[time] * len(rows)))})
 
     async def _append_checked(self, ready: Ready, tables: Mapping[StashCollection[Any, Any], Stored]) -> None:
-        """Append, unless a table would be left with several values of a key. `tables` has them as they were
-        last read; a table that has changed since is read again."""
+        """Append, unless a table would have several values of a key. `tables` holds them as they were last
+        read; a table that has changed since is read again."""
         bases = dict(tables)
         while True:
             for c, base in bases.items():
@@ -364,10 +364,10 @@ class Stash(Root):
         if not isinstance(batch, AppendBatch):
             raise TypeError(f"{shown(batch)} is not an AppendBatch")
         cid, made_by = batch.collection_id, batch._collection
-        found = self._collections.get(cid) if type(cid) is int else None
-        if found is None:
+        collection = self._collections.get(cid) if type(cid) is int else None
+        if collection is None:
             raise StashError(f"collection {cid!r}: call `collection` on this stash first")
-        return found if made_by is None or made_by.id != cid else made_by
+        return collection if made_by is None or made_by.id != cid else made_by
 
 
 class MemoryStash(Stash):

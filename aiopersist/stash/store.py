@@ -26,13 +26,13 @@ class Store(ABC):
     """One stash in one database."""
 
     _heard: HeardWishes
-    """What the answers to `commit` have told of wishes."""
+    """Wishes, as the answers to `commit` tell them."""
 
     @abstractmethod
     async def take(self, opener_id: str, token: str, nonce: str | None) -> Fence:
         """Create the stash if it is not there, and enroll an opener with its first token. With a `nonce` take
-        the stash over: the fence gets the nonce and the next epoch. A repetition, however late, changes
-        nothing of an opener that was enrolled."""
+        the stash over: the fence gets the nonce and the next epoch. Repeated, however late, it changes
+        nothing of an opener that is enrolled."""
 
     @abstractmethod
     async def enroll(self, opener_id: str, token: str) -> None:
@@ -48,8 +48,7 @@ class Store(ABC):
 
     @abstractmethod
     async def token(self, opener_id: str) -> str | None:
-        """The opener's token, after waiting for any transaction in progress that may set it; `None`:
-        forgotten."""
+        """The opener's token, after any transaction in progress that may set it; `None`: forgotten."""
 
     @abstractmethod
     async def consolidate(self, opener: Opener, collection_id: int) -> int | None:
@@ -63,11 +62,10 @@ class Store(ABC):
 
     @abstractmethod
     async def wish(self, opener_id: str, for_s: float, waited_s: float) -> None:
-        """Ask all other openers to change nothing for so long from now, as `Consensus.wish` does for a
-        shard."""
+        """Ask all other openers to change nothing for so long from now; see `Consensus.wish`."""
 
     def stand_back_s(self, opener_id: str, waited_s: float) -> float:
-        """Return for how long others wish it, as far as the answers to `commit` have told, as
+        """How long others wish this opener to wait, as the answers to `commit` tell; see
         `Consensus.stand_back_s`."""
         return self._heard.stand_back_s(STASH, opener_id, waited_s)
 

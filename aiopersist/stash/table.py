@@ -39,9 +39,8 @@ _NATURAL = (str, bytes, int, bool)  # Python orders them as collections do
 
 
 class TableTransaction(Generic[K, V]):
-    """A table that begins with `initial`. `uniqueness_violation(a, b)` is true if the values of two different
-    keys may not be there together, and is symmetric; without it any values may. Reads see the transaction's
-    own writes.
+    """A table that begins with `initial`. `uniqueness_violation(a, b)`, which is symmetric, is true if two
+    keys must not have these values at once. Reads see the transaction's own writes.
 
     A refused call raises `StashError` and changes nothing. `None` is not a val: it says "absent". Vals are
     not copied: replace them, do not change them in place."""
@@ -51,7 +50,7 @@ class TableTransaction(Generic[K, V]):
     ) -> None:
         for key, val in initial.items():
             _check_val(key, val)
-        # The entries as given, by keys that are equal exactly if a collection takes them for equal.
+        # The caller's entries, by keys that are equal exactly if a collection takes them for equal.
         self._initial: dict[Any, tuple[K, V]] = {comparable(key): (key, val) for key, val in initial.items()}
         self._table = dict(self._initial)
         self._violates = uniqueness_violation
@@ -91,10 +90,10 @@ class TableTransaction(Generic[K, V]):
         return previous
 
     def update(self, f: Callable[[K, V], V | None]) -> int:
-        """Give each entry the value that `f` returns for it; `None` keeps its value. Returns how many got
-        one. The rule is checked on the result, so values may swap."""
-        given = [(at, key, call_plain(f, key, val)) for at, (key, val) in list(self._now().items())]
-        changes = {at: (key, val) for at, key, val in given if val is not None}
+        """Give each entry the value that `f` returns; `None` keeps its value. Returns how many got one. The
+        rule is checked on the result, so values may swap."""
+        results = [(at, key, call_plain(f, key, val)) for at, (key, val) in list(self._now().items())]
+        changes = {at: (key, val) for at, key, val in results if val is not None}
         self._replace(changes)
         return len(changes)
 
@@ -147,21 +146,21 @@ class TableTransaction(Generic[K, V]):
 
 def in_order(keys: Iterable[K]) -> list[K]:
     """The keys in the order of a collection; in Python's order, if no collection could hold them."""
-    given = list(keys)
-    kinds = {float if kind is _Nan else kind for kind in set(map(type, given))}
+    items = list(keys)
+    kinds = {float if kind is _Nan else kind for kind in set(map(type, items))}
     if len(kinds) == 1 and kinds <= set(_NATURAL):
-        return sorted(given)  # type: ignore[type-var]  # these have an order
+        return sorted(items)  # type: ignore[type-var]  # these have an order
     try:
-        ranks = _ranks(given, kinds)
+        ranks = _ranks(items, kinds)
     except (TypeError, Refusal):
-        return _sorted(given)
-    return [given[position] for position in sorted(range(len(given)), key=ranks.__getitem__)]
+        return _sorted(items)
+    return [items[position] for position in sorted(range(len(items)), key=ranks.__getitem__)]
 
 
 def comparable(value: Any) -> Any:
-    """The value in a form that Python takes for equal exactly if a collection does, as far as NaN and points
-    in time go, at any depth. To Python NaN does not equal itself, and in an hour that clocks repeat two
-    points in time may be equal, or one differ from itself in another zone."""
+    """The value in a form that is equal in Python exactly if a collection takes it for equal, as far as NaN
+    and points in time go, at any depth. In Python NaN does not equal itself; in an hour that clocks repeat,
+    two points in time may be equal, or one may differ from itself in another zone."""
     if isinstance(value, float):
         return _NAN if value != value else value
     if isinstance(value, dt.datetime):
@@ -192,16 +191,16 @@ def _in_utc(time: dt.datetime) -> dt.datetime:
 
 def _comparable_fields(values: dict[str, Any]) -> dict[str, Any]:
     """The values that differ in that form."""
-    made = {name: comparable(value) for name, value in values.items()}
-    return {name: value for name, value in made.items() if value is not values[name]}
+    comparables = {name: comparable(value) for name, value in values.items()}
+    return {name: value for name, value in comparables.items() if value is not values[name]}
 
 
 def _changed(instance: Any, changes: dict[str, Any]) -> Any:
     """A copy with these fields; its `__init__` is not called, and it may be frozen."""
-    made = copy(instance)
+    changed = copy(instance)
     for name, value in changes.items():
-        object.__setattr__(made, name, value)
-    return made
+        object.__setattr__(changed, name, value)
+    return changed
 
 
 def _sorted(keys: list[K]) -> list[K]:
@@ -214,20 +213,20 @@ def _sorted(keys: list[K]) -> list[K]:
 def _ranks(keys: list[Any], kinds: set[type]) -> list[Any]:
     """A rank per key that compares in a collection's order. `TypeError` or `Refusal` for keys without a
     common codec."""
-    some = kinds - {type(None)}
-    if len(some) > 1:
-        raise TypeError(f"keys of several types: {some}")
-    field = field_of(some.pop() if some else None, frozen=False)._replace(nullable=True)
+    classes = kinds - {type(None)}
+    if len(classes) > 1:
+        raise TypeError(f"keys of several types: {classes}")
+    field = field_of(classes.pop() if classes else None, frozen=False)._replace(nullable=True)
     column = pa.table([field.encode(keys)], pa.schema([field.arrow("key")]))
     return row_keys(column, ["key"])
 
 
 def _same(old: tuple[Any, Any] | None, new: tuple[Any, Any] | None) -> bool:
     """Whether both entries are equal to a collection."""
-    return old is new or (old is not None and new is not None and _told(old) == _told(new))
+    return old is new or (old is not None and new is not None and _stored_parts(old) == _stored_parts(new))
 
 
-def _told(val: Any) -> Any:
+def _stored_parts(val: Any) -> Any:
     """The parts of a value that a collection stores, in a form that compares completely: the class of the
     value may compare only some parts. A bool is not an int."""
     if isinstance(val, bool):
@@ -235,13 +234,13 @@ def _told(val: Any) -> Any:
     if isinstance(val, float | dt.datetime):
         return comparable(val)
     if isinstance(val, list | tuple):
-        return list(map(_told, val))
+        return list(map(_stored_parts, val))
     if isinstance(val, dict):
-        return {name: _told(its) for name, its in val.items()}
+        return {name: _stored_parts(its) for name, its in val.items()}
     if isinstance(val, BaseModel):
-        return _told(val.__dict__)
+        return _stored_parts(val.__dict__)
     if is_dataclass(val):
-        return {field.name: _told(getattr(val, field.name)) for field in fields(val)}
+        return {field.name: _stored_parts(getattr(val, field.name)) for field in fields(val)}
     return val
 
 

@@ -5,9 +5,9 @@
 3. Commit its changes, if every table still has that revision, also a table that was only read; else begin
    again. So a change always follows from the contents at the time of its write.
 
-Changes are found by comparing stored texts: the texts that were read with those of the tables at the end. So
-a retraction always names a row that exists, however the classes of keys and values compare, however often a
-codec gives another text for the same value, and whether a value was replaced or changed in place.
+Changes are found by comparing stored texts: those that were read, and those of the tables at the end. So a
+retraction always names a row that exists, whatever `__eq__` says, even if a codec writes one value in several
+ways, and even if a value was changed in place.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from aiopersist.stash.model import Move, Select, StoreChange, Stored, StoredRows
 from aiopersist.stash.rows import Item, by_key, compute, table_at
 from aiopersist.stash.stash import Stash
 from aiopersist.stash.table import TableTransaction
-from aiopersist.stash.typed import Given, TypedCollection, given
+from aiopersist.stash.typed import KeyedItems, TypedCollection, keyed
 
 T = TypeVar("T")
 K1 = TypeVar("K1")
@@ -65,11 +65,12 @@ async def transact(stash: Stash, change: Callable[..., T], /, *tables: TypedColl
     """Call `change` with a `TableTransaction` of each table, all as they are at one moment, and make its
     changes durable at one moment; returns what `change` returned.
 
-    If another append came in between, `change` is called again with the new contents: so it must be a plain
-    function without other effects. An error that it raises ends the transaction, and nothing is written.
-    Nothing is appended to a table that it did not change; a value that it changed in place is changed.
-    `StashError` if two keys of a table would be stored as one. A table in which nothing was sealed is empty.
-    `change` itself must keep a rule of uniqueness. Two requests; one if nothing is changed."""
+    If another append came in between, `change` is called again with the new contents: so it must be a
+    function, not a coroutine, and have no other effects. An error that it raises ends the transaction, and
+    nothing is written. Nothing is appended to a table that it did not change; a value that it changed in
+    place is changed. `StashError` if two keys of a table would be stored as one. A table in which nothing was
+    sealed is empty. `change` itself must keep a rule of uniqueness. Two requests; one if nothing is
+    changed."""
     stash._session.writing()
     collections = [await table.get(stash) for table in tables]
     if len({c.id for c in collections}) < len(collections):
@@ -101,7 +102,7 @@ class _ReadTable(NamedTuple):
 
     c: StashCollection[Any, Any]
     stored: Stored
-    there: dict[str, Item]
+    contents: dict[str, Item]
     """By the texts of the keys."""
     transaction: TableTransaction[Any, Any]
 
@@ -111,7 +112,7 @@ async def _load(
 ) -> list[tuple[StashCollection[Any, Any], Stored]]:
     loaded = await stash._session.load(Select(tuple(c.id for c in collections)))
     return [
-        (c, stored_of(c, [found for found in loaded.collections if found.id == c.id])) for c in collections
+        (c, stored_of(c, [stored for stored in loaded.collections if stored.id == c.id])) for c in collections
     ]
 
 
@@ -121,8 +122,8 @@ async def _seen(c: StashCollection[Any, Any], stored: Stored) -> _ReadTable:
     time = TIME_MAX if upper is None else upper
 
     def begun() -> _ReadTable:
-        there = table_at(stored.rows, c.schema, time, c.name)
-        return _ReadTable(c, stored, there, TableTransaction(by_key(there, c.name)))
+        table = table_at(stored.rows, c.schema, time, c.name)
+        return _ReadTable(c, stored, table, TableTransaction(by_key(table, c.name)))
 
     return await compute(len(stored.rows), begun)
 
@@ -131,7 +132,7 @@ async def _move(seen: _ReadTable) -> Move | None:
     """The rows to append; `None` for no change."""
     c, now = seen.c, seen.stored.frontiers
     pairs = seen.transaction._end()
-    rows = await compute(len(pairs) + len(seen.there), partial(_changes, seen, pairs))
+    rows = await compute(len(pairs) + len(seen.contents), partial(_changes, seen, pairs))
     if not rows:
         return None
     time = rules.next_time(c.name, now)
@@ -142,10 +143,10 @@ async def _move(seen: _ReadTable) -> Move | None:
 
 def _changes(seen: _ReadTable, pairs: list[tuple[Any, Any]]) -> StoredRows:
     """The updates from the stored pairs to these; `StashError` if two of their keys are stored as one."""
-    c, there = seen.c, seen.there
-    now = given(pairs, c.schema, c.name).items
+    c, before = seen.c, seen.contents
+    now = keyed(pairs, c.schema, c.name).items
     if len(now) < len(pairs):
         raise StashError(f"collection {c.name!r}: two keys of the table would be stored as one")
-    gone = {text: item for text, item in there.items() if text not in now or now[text].text != item.text}
-    new = {text: item for text, item in now.items() if text not in there or there[text].text != item.text}
-    return Given(gone).rows(-1) + Given(new).rows(1)
+    gone = {text: item for text, item in before.items() if text not in now or now[text].text != item.text}
+    new = {text: item for text, item in now.items() if text not in before or before[text].text != item.text}
+    return KeyedItems(gone).rows(-1) + KeyedItems(new).rows(1)

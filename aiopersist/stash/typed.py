@@ -65,54 +65,54 @@ class TypedCollection(Generic[K, V]):
     async def insert_without_overwrite(self, stash: Stash, key: K, val: V) -> V:
         """Insert the entry, unless the key is there. Returns the value that the key has afterwards. One
         append; none if the key is there."""
-        given = await self._given([(key, val)])
+        keyed = await self._keyed([(key, val)])
 
-        def plan(there: Table) -> tuple[StoredRows | None, V]:
-            return (given.rows(1), val) if not there else (None, there[given.only].val)
+        def plan(table: Table) -> tuple[StoredRows | None, V]:
+            return (keyed.rows(1), val) if not table else (None, table[keyed.only].val)
 
-        return await self._append(stash, plan, key=given.only)
+        return await self._append(stash, plan, key=keyed.only)
 
     async def insert_many_without_overwrite(
         self, stash: Stash, entries: Iterable[tuple[K, V]] | Mapping[K, V]
     ) -> dict[K, V]:
         """Insert the entries whose keys are not there; of a key given twice the first entry counts. Returns
         the values that the given keys have afterwards. One append; none if no key is new."""
-        given = await self._given(_pairs(entries), first=True)
+        keyed = await self._keyed(_pairs(entries), first=True)
 
-        def plan(there: Table) -> tuple[StoredRows | None, dict[K, V]]:
-            new = {text: item for text, item in given.items.items() if text not in there}
+        def plan(table: Table) -> tuple[StoredRows | None, dict[K, V]]:
+            new = {text: item for text, item in keyed.items.items() if text not in table}
             return (
-                Given(new).rows(1) if new else None,
-                {item.key: there.get(text, item).val for text, item in given.items.items()},
+                KeyedItems(new).rows(1) if new else None,
+                {item.key: table.get(text, item).val for text, item in keyed.items.items()},
             )
 
         return await self._append(stash, plan)
 
     async def upsert_key(self, stash: Stash, key: K, val: V) -> None:
         """Give the key that value. One append."""
-        given = await self._given([(key, val)])
-        await self._append(stash, lambda there: (given.instead_of(there), None), key=given.only)
+        keyed = await self._keyed([(key, val)])
+        await self._append(stash, lambda table: (keyed.instead_of(table), None), key=keyed.only)
 
     async def upsert(self, stash: Stash, entries: Iterable[tuple[K, V]] | Mapping[K, V]) -> None:
         """Give the keys those values; of a key given twice the last entry counts. One append."""
-        given = await self._given(_pairs(entries))
-        await self._append(stash, lambda there: (given.instead_of(there), None))
+        keyed = await self._keyed(_pairs(entries))
+        await self._append(stash, lambda table: (keyed.instead_of(table), None))
 
     async def delete(self, stash: Stash, predicate: Callable[[K, V], bool]) -> list[tuple[K, V]]:
         """Delete and return the entries for which `predicate` is true, in key order. One append; none if
         nothing matches."""
 
-        def plan(there: Table) -> tuple[StoredRows | None, list[tuple[K, V]]]:
-            gone = {text: item for text, item in there.items() if call_plain(predicate, item.key, item.val)}
-            return Given(gone).rows(-1) if gone else None, [(key, val) for key, val, _ in gone.values()]
+        def plan(table: Table) -> tuple[StoredRows | None, list[tuple[K, V]]]:
+            gone = {text: item for text, item in table.items() if call_plain(predicate, item.key, item.val)}
+            return KeyedItems(gone).rows(-1) if gone else None, [(key, val) for key, val, _ in gone.values()]
 
         return await self._append(stash, plan)
 
     # --- inside ----------------------------------------------------------------------------------
 
-    async def _given(self, pairs: list[Any], *, first: bool = False) -> "Given":
+    async def _keyed(self, pairs: list[Any], *, first: bool = False) -> "KeyedItems":
         """The pairs `(key, val)`, checked; of several of a key the last, or the first."""
-        return await compute(len(pairs), partial(given, pairs, self._schema, self.name, first=first))
+        return await compute(len(pairs), partial(keyed, pairs, self._schema, self.name, first=first))
 
     async def _append(
         self, stash: Stash, plan: Callable[[Table], tuple[StoredRows | None, T]], *, key: str | None = None
@@ -123,22 +123,22 @@ class TypedCollection(Generic[K, V]):
         async with stash._turns[c.id]:
             while True:
                 try:
-                    now, there = await stash._contents(c, key)
+                    now, table = await stash._contents(c, key)
                 except NothingSealed:
-                    now, there = (await stash._head(c)).frontiers, None
-                rows, result = (StoredRows(), None) if there is None else plan(there)
+                    now, table = (await stash._head(c)).frontiers, None
+                rows, result = (StoredRows(), None) if table is None else plan(table)
                 if rows is None:
                     return cast(T, result)
                 try:
                     await stash._append_rows(c, now, rows)
                 except StaleLower:  # another opener's append came first
                     continue
-                if there is not None:
+                if table is not None:
                     return cast(T, result)
 
 
 @dataclass(frozen=True)
-class Given:
+class KeyedItems:
     """Entries by the texts of their keys."""
 
     items: Table
@@ -156,19 +156,19 @@ class Given:
             list(self.items), [item.text for item in self.items.values()], [0] * count, [diff] * count
         )
 
-    def instead_of(self, there: Table) -> StoredRows:
+    def instead_of(self, table: Table) -> StoredRows:
         """These entries, after retractions of the values that their keys have."""
-        return Given({text: there[text] for text in self.items if text in there}).rows(-1) + self.rows(1)
+        return KeyedItems({text: table[text] for text in self.items if text in table}).rows(-1) + self.rows(1)
 
 
-def given(pairs: list[Any], schema: Schema[Any, Any, Any], name: str, *, first: bool = False) -> Given:
+def keyed(pairs: list[Any], schema: Schema[Any, Any, Any], name: str, *, first: bool = False) -> KeyedItems:
     """The pairs `(key, val)`, checked; of several of a key the last, or the first."""
     rows = encode([(pair, 0, 1) for pair in pairs], schema, name)
     items: Table = {}
     for (key, val), key_text, val_text in zip(pairs, rows.keys, rows.vals, strict=True):
         if not first or key_text not in items:
             items[key_text] = Item(key, val, val_text)
-    return Given(items)
+    return KeyedItems(items)
 
 
 def _pairs(entries: Any) -> list[Any]:

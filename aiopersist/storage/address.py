@@ -153,8 +153,8 @@ def _ends_a_password(text: str) -> bool:
 
 
 def _are_servers(host: str) -> bool:
-    found = [_SERVER.fullmatch(server) for server in host.split(",")]
-    return all(match is not None and (match[1] is None or is_port(match[1])) for match in found)
+    matches = [_SERVER.fullmatch(server) for server in host.split(",")]
+    return all(match is not None and (match[1] is None or is_port(match[1])) for match in matches)
 
 
 def _options(scheme: str, query: str, allowed: Collection[str] | None, torn: bool) -> dict[str, str]:

@@ -77,8 +77,8 @@ class Consensus(ABC):
         A store should answer with one request, or a few for thousands of keys. This default reads the heads
         one by one, `HEADS_AT_ONCE` at a time."""
         read = await run_bounded(HEADS_AT_ONCE, [partial(self.head, key) for key in known])
-        found = zip(known.items(), read, strict=True)
-        return {key: head for (key, seqno), head in found if (None if head is None else head.seqno) != seqno}
+        pairs = zip(known.items(), read, strict=True)
+        return {key: head for (key, seqno), head in pairs if (None if head is None else head.seqno) != seqno}
 
     @abstractmethod
     async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
@@ -91,26 +91,24 @@ class Consensus(ABC):
         entries are a success. A store that cannot do so raises `Unsupported` and writes nothing."""
 
     def newer(self, key: str) -> Versioned | None:
-        """Return, once, the head to which the last compare-and-set of this handle has lost `key`. No request:
-        it came with the answer, which has the heads of all keys that moved, or none. `None`: `key` has not
-        moved, or a read tells. This default knows none."""
+        """Return, once, the head because of which the last compare-and-set of this handle lost `key`. No
+        request: that answer has the heads of all keys that moved, or none. `None`: `key` has not moved, or
+        only a read tells. This default knows none."""
         return None
 
     async def wish(self, keys: Sequence[str], who: str, for_s: float, waited_s: float) -> None:
-        """Ask all but `who` to commit nothing to these keys for so long from now: `who`, a word of letters
-        and digits, has lost races for them since `waited_s` ago. It takes the place of its wish before; 0
-        withdraws that.
+        """Ask all clients but `who` (letters and digits) to commit nothing to these keys for the next `for_s`
+        seconds: `who` has lost races for them for `waited_s`. This replaces its earlier wish; 0 withdraws it.
 
-        A store keeps wishes beside the versions, for as long as they last, and shows those of a key in the
-        answer to each compare-and-set of it, and to a wish for it where that costs no further request:
-        `stand_back_s` tells, without a request. They decide nothing:
-        they may be lost, and no compare-and-set fails because of one. This default keeps none: then a client
-        that is far from the store may wait for as long as one that is near has work."""
+        A store keeps wishes beside the versions while they last. The answer to each compare-and-set of a key
+        shows its wishes, and so does the answer to a wish where that costs no further request; `stand_back_s`
+        tells them. Wishes decide nothing: they may be lost, and no compare-and-set fails because of one. This
+        default keeps none: then a client far from the store may wait for as long as a near one has work."""
         return
 
     def stand_back_s(self, key: str, who: str, waited_s: float) -> float:
-        """Return for how long from now others that have waited for longer than that wish that `who` commits
-        nothing to `key`, as far as the answers to compare-and-sets of this handle have told. No request."""
+        """Return for how many seconds `who` should commit nothing to `key`, because others that have waited
+        for longer than `waited_s` wish it, by the answers to compare-and-sets of this handle. No request."""
         return 0.0
 
     @abstractmethod
@@ -121,8 +119,8 @@ class Consensus(ABC):
         """Return the versions from `first` to `last`, both included, in ascending order. The caller has read
         a head at or beyond `last`. Those that were truncated may be left out. This default is a `scan`; a
         store that knows some versions need not look whether they are still there."""
-        found = await self.scan(key, first, last + 1 - first)
-        return [version for version in found if version.seqno <= last]
+        scanned = await self.scan(key, first, last + 1 - first)
+        return [version for version in scanned if version.seqno <= last]
 
     @abstractmethod
     async def truncate(self, key: str, seqno: int) -> int:
@@ -130,10 +128,10 @@ class Consensus(ABC):
         `ValueError` if `seqno` is beyond the head or the key has no version. Repeating it is harmless."""
 
     async def leftovers(self, key: str) -> list[Versioned]:
-        """Return the versions of the key that no `scan` shows any more and of which the store still has the
-        data: a truncation that broke off has left them, or what lies beside a newer version. They are true,
-        or were never the head; in any order, perhaps several times. Whoever erases data asks for them. This
-        default is for stores whose `truncate` deletes data at once."""
+        """Return the versions of the key that no `scan` shows any more but whose data the store still has:
+        what an interrupted truncation has left, or what is stored beside a newer version. Some may never have
+        been the head; in any order, perhaps several times. Erasure asks for them. This default is for stores
+        whose `truncate` deletes data at once."""
         return []
 
     async def remove(self, key: str, expected: Versioned) -> bool:
@@ -148,8 +146,8 @@ class Consensus(ABC):
 
     @property
     def keeps_keys(self) -> bool:
-        """Whether unused keys stay for ever, since `remove` raises `Unsupported`, and no seqno of a key comes
-        again. Then those that do are remembered, and not read whenever keys are listed."""
+        """Whether unused keys stay for ever, because `remove` raises `Unsupported`; so no seqno of a key
+        comes again. The library then remembers the unused keys, instead of reading them at each listing."""
         return False
 
     @abstractmethod
@@ -159,7 +157,7 @@ class Consensus(ABC):
     @abstractmethod
     async def watch(self, key: str) -> None:
         """Return when the key may have moved since this call *began*: at its first step, before any await.
-        This is a hint: it may come early, and it may be lost. Reading is the truth."""
+        This is a hint: it may come early, and it may be lost. Only a read is reliable."""
 
     def watch_together(self) -> Watch:
         """Return a watch of many keys, for the event loop that calls this. Close it before the store. This
@@ -168,8 +166,8 @@ class Consensus(ABC):
 
     @abstractmethod
     async def now(self) -> float:
-        """Return the store's clock in Unix seconds, the same for all processes. The moments at
-        which leases expire depend on it, and the times of shards with a wall clock."""
+        """Return the store's clock in Unix seconds, the same for all processes. The ends of leases and the
+        times of shards with a wall clock depend on it."""
 
     async def clock(self) -> float:
         """Return `now()` as the store's clock says it during this call. This default is for stores whose
@@ -178,12 +176,12 @@ class Consensus(ABC):
 
     @property
     def clock_error_s(self) -> float:
-        """By how much `clock` may be wrong, the time of its answer left out: half of its grain."""
+        """By how much `clock` may be wrong, besides the time that its answer takes: half of its grain."""
         return 0.0
 
     def limit_clock(self, ahead_max_s: float) -> None:
-        """Believe no step of the clock that would move times by more, unless the clock of this machine says
-        the same. This default is for stores whose clock nobody else can set."""
+        """Ignore a step of the store's clock by more than `ahead_max_s`, unless the clock of this machine
+        says the same. This default is for stores whose clock nobody else can set."""
         return
 
     async def check(self) -> None:
@@ -201,8 +199,8 @@ class Consensus(ABC):
         """Release connections and files; idempotent. The store itself stays."""
 
 
-def sliced(known: Mapping[str, int | None], size: int) -> Iterator[dict[str, int | None]]:
+def sliced(seqnos: Mapping[str, int | None], size: int) -> Iterator[dict[str, int | None]]:
     """Yield `known` in slices of at most `size`, so that each answer of a store stays small."""
-    items = iter(known.items())
-    while some := dict(islice(items, size)):
-        yield some
+    items = iter(seqnos.items())
+    while chunk := dict(islice(items, size)):
+        yield chunk

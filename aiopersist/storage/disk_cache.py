@@ -2,19 +2,18 @@
 
     DIR/3f/3f2a..../0-16777216      of one blob one range, behind its checksum
 
-The processes of a machine may share a folder. A file appears whole, by a rename; its checksum is over its own
-name, too, so neither a crash nor a disk can pass something else for it. Nothing is fsynced: what is missing,
-damaged or cannot be read is fetched. Nor does a failure to write hurt: the cache then pauses. What is kept
-of a blob is for its user alone; another one who shares the folder does not keep that blob.
+The processes of a machine may share a folder. A file appears whole, by a rename; its checksum includes its
+name, so neither a crash nor a disk can put another file in its place. Nothing is fsynced: a file that is
+missing, damaged or unreadable is fetched again. After a failed write the cache pauses. The files of a blob
+belong to one user; another user of the same folder does not keep that blob.
 
-Files that were not used for longest go first when the bytes exceed the limit. A process counts what it
-writes, and after every sixteenth of the limit it looks at the folder, and removes files until nine tenths are
-used: so the folder may exceed the limit by a sixteenth for each process. A range that takes more than an
-eighth is not kept. Files of other names are never counted nor removed: the folder may be in use for
-something else.
+Above the limit, the files that were unused for longest are removed. A process counts what it writes; after
+every sixteenth of the limit it looks at the folder, and removes files until nine tenths are used. So the
+folder may exceed the limit by a sixteenth for each process. A range that takes more than an eighth is not
+kept. Files of other names are neither counted nor removed: the folder may have other uses.
 
-Everything happens in worker threads. The identity of a location (the only blob whose key has no folder) is
-never kept: it must be that of the store.
+Everything happens in worker threads, which go on when a caller is cancelled. The identity of a location (the
+only blob whose key has no folder) is never kept: it must be that of the store.
 """
 
 import logging
@@ -22,19 +21,18 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b, sha256
 from pathlib import Path
 from shutil import rmtree
 from threading import Lock
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from aiopersist.base.runtime import Runtime
 from aiopersist.base.threads import Threads
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.folders import give_folder, make_folder
 from aiopersist.storage.wrapper import CachedBlob
-
-T = TypeVar("T")
 
 log = logging.getLogger("aiopersist").getChild("storage")
 
@@ -182,9 +180,9 @@ class DiskCacheBlob(CachedBlob):
             self._threads.end()
 
     async def delete(self, keys: Sequence[str]) -> None:
-        given = list(keys)
-        await self.inner.delete(given)
-        await self._in_thread(lambda: self.disk.drop(given))
+        deleted = list(keys)
+        await self.inner.delete(deleted)
+        await self._threads.run(partial(self.disk.drop, deleted))
 
     async def facts(self) -> dict[str, str]:
         kept = f"{self.disk.folder}, at most {self.disk.limit / 1024**2:,.0f} MiB"
@@ -196,22 +194,15 @@ class DiskCacheBlob(CachedBlob):
     async def _read(self, key: str, name: str, fetch: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
         if "/" not in key:
             return await fetch()
-        found = await self._in_thread(lambda: self.disk.load(key, name))
-        if found is None:
-            found = await fetch()
-            if found is not None:
-                data = found
-                await self._in_thread(lambda: self.disk.store(key, name, data))
-        return found
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        """A caller that is cancelled stops waiting, and the thread goes on."""
-        return await self._threads.run(work)
+        stored = await self._threads.run(partial(self.disk.load, key, name))
+        if stored is None and (stored := await fetch()) is not None:
+            await self._threads.run(partial(self.disk.store, key, name, stored))
+        return stored
 
 
 def _files(folder: str) -> list[_CachedFile]:
     """The files of caches in the folder."""
-    found = list[_CachedFile]()
+    files = list[_CachedFile]()
     for at, folders, names in os.walk(folder):
         place = "" if at == folder else Path(at).relative_to(folder).as_posix() + "/"
         folders[:] = [name for name in folders if _OUR_FOLDERS.fullmatch(place + name)]
@@ -221,8 +212,8 @@ def _files(folder: str) -> list[_CachedFile]:
             path = os.path.join(at, name)
             with suppress(OSError):  # removed meanwhile
                 state = os.stat(path)
-                found.append(_CachedFile(state.st_mtime, state.st_size, path))
-    return found
+                files.append(_CachedFile(state.st_mtime, state.st_size, path))
+    return files
 
 
 def _remove(path: Path) -> None:

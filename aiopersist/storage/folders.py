@@ -3,8 +3,8 @@
 A new name is durable once the folder that holds it is fsynced. So a folder is made together with the missing
 folders above it, and the parent of each is fsynced.
 
-What root makes belongs to the owner of the folder in which it is made: root in a container, say, must not
-leave what the owner of the volume can neither write nor delete.
+What root makes belongs to the owner of the folder above it: root in a container, say, must not leave files
+that the owner of the volume can neither write nor delete.
 """
 
 import errno
@@ -100,8 +100,8 @@ def may_write(path: str) -> bool:
 
 def forbidden(path: str) -> StorageUnavailable:
     """The error for a file or a folder that this process may not write."""
-    found = os.stat(path)
-    whose = f"of user {found.st_uid} and group {found.st_gid}, with mode {found.st_mode & 0o7777:o}"
+    state = os.stat(path)
+    whose = f"of user {state.st_uid} and group {state.st_gid}, with mode {state.st_mode & 0o7777:o}"
     text = f"{path}: user {os.geteuid()} may not write it: it is {whose}"
     return StorageUnavailable(text, retry=False)
 

@@ -1,7 +1,7 @@
 """The two stores of a location carry the same id.
 
-Without it a wrong URL could pair one store with a store of another location, and a sweep would delete its
-blobs as leaks, since no state of the other location names them.
+Without it a wrong URL could pair stores of two locations, and a sweep would delete the blobs as leaks, since
+no state in the other store names them.
 
 The id is *claimed* as version 0 of a key of the consensus store (a compare-and-set, so racing first users
 agree), written to the blob store, and then declared *paired* by version 1. No client uses a location before
@@ -49,23 +49,23 @@ async def check_identity(
     blob: Blob, consensus: Consensus, runtime: Runtime = SYSTEM, *, create: bool = True
 ) -> str:
     """Return the id of the location; a fresh location gets one if `create`. `InvalidLocation` if the stores
-    are not of one location, if no location is there and `create` is false, or if the consensus store fails
-    its `check`, which is asked for with `create`. Two requests for a location that exists, and those of the
+    are not of one location, if there is no location and `create` is false, or if the consensus store fails
+    its `check`, which is made with `create`. Two requests for a location that exists, and those of the
     check."""
     pauses = chain(repeat(0.0, 4), runtime.delays())  # after a lost race, go on at once
     for pause in pauses:
         if pause:
             await runtime.sleep(pause)
         looks = partial(both, partial(consensus.likely_head, CONSENSUS_KEY, 1), partial(blob.get, BLOB_KEY))
-        (head, found), _ = await both(looks, consensus.check if create else _nothing)
-        if head is not None and found == head.data and head.seqno > 0:
+        (head, stored_id), _ = await both(looks, consensus.check if create else _nothing)
+        if head is not None and stored_id == head.data and head.seqno > 0:
             return _text(head.data)
-        refusal = await _refusal(blob, head, found)
+        refusal = await _refusal(blob, head, stored_id)
         if refusal is None and not create:
             refusal = "there is no location yet: a client that may write makes it when it first opens"
         if refusal is None:
-            await _next_step(blob, consensus, head, found, runtime)
-        elif head == await consensus.head(CONSENSUS_KEY) and found == await blob.get(BLOB_KEY):
+            await _next_step(blob, consensus, head, stored_id, runtime)
+        elif head == await consensus.head(CONSENSUS_KEY) and stored_id == await blob.get(BLOB_KEY):
             raise InvalidLocation(refusal)
     raise AssertionError("delays do not end")
 
@@ -86,7 +86,7 @@ async def check_in_time(
     deadline_s: float,
     beside: Callable[[], Coroutine[Any, Any, None]],
 ) -> None:
-    """`check_identity` with stores that retry for `deadline_s`, and `beside` it something else;
+    """`check_identity`, and `beside` at the same time, with stores that retry for `deadline_s`;
     `StorageUnavailable` after that."""
     try:
         async with asyncio.timeout(deadline_s * 1.5):  # stops a store that accepts requests and never answers
@@ -98,10 +98,9 @@ async def check_in_time(
 
 
 async def location_key(blob: CacheBlob, purpose: str) -> bytes:
-    """A secret of the location for that purpose. All clients of the location agree on it, readonly ones, too,
-    and only who can read the stores knows it: it is made of the id, which nothing shows. One request at
-    first. An answer that is no id is of somebody in between, who must not choose the key, and may lie in the
-    cache."""
+    """A secret of the location for that purpose, made of the id, which nothing shows. All clients agree on
+    it, also readonly ones, and only those who can read the stores know it. One request at first. An answer
+    that is no id comes from something in between, which must not choose the key; it may lie in the cache."""
     for store in (blob, blob.uncached):
         location_id = await store.get(BLOB_KEY)
         if location_id is None:
@@ -115,10 +114,10 @@ async def _nothing() -> None:
     return
 
 
-async def _refusal(blob: Blob, head: Versioned | None, found: bytes | None) -> str | None:
-    if head is not None and found is not None:
-        return None if head.data == found else "blob and consensus are stores of different locations"
-    if found is not None:
+async def _refusal(blob: Blob, head: Versioned | None, stored_id: bytes | None) -> str | None:
+    if head is not None and stored_id is not None:
+        return None if head.data == stored_id else "blob and consensus are stores of different locations"
+    if stored_id is not None:
         return "the blob store belongs to a location that the consensus store does not know"
     if head is not None and head.seqno > 0:
         return "the consensus store belongs to a location whose blobs are not in the blob store"
@@ -129,12 +128,12 @@ async def _refusal(blob: Blob, head: Versioned | None, found: bytes | None) -> s
 
 
 async def _next_step(
-    blob: Blob, consensus: Consensus, head: Versioned | None, found: bytes | None, runtime: Runtime
+    blob: Blob, consensus: Consensus, head: Versioned | None, stored_id: bytes | None, runtime: Runtime
 ) -> None:
     with suppress(Indeterminate):  # the next read tells
         if head is None:
             await consensus.compare_and_set(CONSENSUS_KEY, None, str(runtime.uuid()).encode())
-        elif found is None:
+        elif stored_id is None:
             await blob.set(BLOB_KEY, head.data)
         else:
             await consensus.compare_and_set(CONSENSUS_KEY, head.seqno, head.data)

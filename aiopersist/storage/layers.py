@@ -3,12 +3,12 @@ over the store.
 
 Metrics are below the retries, so they count requests. The cache is above them, so a hit costs no request; a
 cache on disk stands between both, if the blob store was opened with one.
-Without metrics, or without a tracer, their wrappers are left out.
+Without metrics or a tracer, their wrappers are left out.
 
 *Retries* repeat requests that are harmless to repeat: reads, blob writes and deletes, truncates, removals. A
 compare-and-set is repeated only if it surely did not happen. After `Indeterminate` a repetition would take
-its own success for a mismatch, so the error goes to the caller, which settles it. An exception that is not
-of this library comes from a store of the application, and counts as `Indeterminate`.
+its own success for a mismatch, so the error goes to the caller, which finds out the outcome. An exception
+that is not of this library comes from a store of the application, and counts as `Indeterminate`.
 """
 
 import logging
@@ -164,9 +164,9 @@ class TracedConsensus(WrappedConsensus):
 
 
 class Retry:
-    """Repeats requests until `timeout_s` has passed (`None`: without end); the last one is made then. It logs
-    an outage of more than `LOG_AFTER_S`, or that a request is given up, once until a request of the same kind
-    succeeds again."""
+    """Repeats requests until `timeout_s` has passed (`None`: without end), and then makes the last one. It
+    logs an outage of more than `LOG_AFTER_S`, or that a request is given up: once, until a request of the
+    same kind succeeds again."""
 
     def __init__(self, timeout_s: float | None, runtime: Runtime, metrics: Metrics | None = None) -> None:
         self._timeout_s = timeout_s
@@ -219,11 +219,11 @@ class Retry:
             self._logged.add(op)
             self._metrics.stalled()
             extra = {"op": op, "seconds": elapsed_s, "error": type(failure).__name__}
-            told = op, elapsed_s, failure
+            arguments = op, elapsed_s, failure
             if is_last:
-                log.warning("%s has failed for %.0f s and is given up: %s", *told, extra=extra)
+                log.warning("%s has failed for %.0f s and is given up: %s", *arguments, extra=extra)
             else:
-                log.warning("%s has failed for %.0f s and is being retried: %s", *told, extra=extra)
+                log.warning("%s has failed for %.0f s and is being retried: %s", *arguments, extra=extra)
 
 
 def classified(op: str, error: Exception) -> Exception:
@@ -276,7 +276,7 @@ class RetryConsensus(WrappedConsensus):
         return self._retry.repeat(op, request, idempotent=not op.startswith("compare_and_set"))
 
     async def wish(self, keys: Sequence[str], who: str, for_s: float, waited_s: float) -> None:
-        # it decides nothing, and who leaves it tries again soon
+        # a wish decides nothing, and its client tries again soon
         await self.inner.wish(keys, who, for_s, waited_s)
 
     async def now(self) -> float:

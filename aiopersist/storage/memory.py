@@ -2,9 +2,9 @@
 
 The data lies in a *namespace*: private to one handle (`mem://`), or shared by name and kept until the process
 ends (`mem://name`). Each operation is a short step under the lock of the namespace, and never awaits inside
-it. So all operations have one order, whatever threads and event loops they come from, which is what
-linearizable means; and a cancelled call has either happened entirely or not begun. Before its step each
-operation lets other tasks run, as an operation with I/O does: a loop of operations starves no other task.
+it. So all operations have one order, whichever threads and event loops they come from, which is the
+meaning of linearizable; and a cancelled call has either happened entirely or not begun. Before its step each
+operation lets other tasks run, as one with I/O does: a loop of operations starves no other task.
 """
 
 import asyncio
@@ -97,8 +97,8 @@ class MemoryBlob(Blob):
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         await self._begin()
         with self._shared.lock:
-            found = [(key, len(data)) for key, data in self._shared.blobs.items() if key.startswith(prefix)]
-        for key, size in found:
+            items = [(key, len(data)) for key, data in self._shared.blobs.items() if key.startswith(prefix)]
+        for key, size in items:
             yield key, size
 
     async def aclose(self) -> None:
@@ -133,15 +133,15 @@ class MemoryConsensus(Consensus):
             return None if log is None else Versioned(log.head, log.data[-1])
 
     async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
-        found: dict[str, Versioned | None] = {}
-        for some in sliced(known, _KEYS_AT_ONCE):
-            await self._begin(some)
+        moved: dict[str, Versioned | None] = {}
+        for chunk in sliced(known, _KEYS_AT_ONCE):
+            await self._begin(chunk)
             with self._shared.lock:
-                for key, seqno in some.items():
+                for key, seqno in chunk.items():
                     log = self._shared.logs.get(key)
                     if (None if log is None else log.head) != seqno:
-                        found[key] = None if log is None else Versioned(log.head, log.data[-1])
-        return found
+                        moved[key] = None if log is None else Versioned(log.head, log.data[-1])
+        return moved
 
     async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
         return await self.compare_and_set_many([Entry(key, expected, data)])
@@ -228,8 +228,8 @@ class MemoryConsensus(Consensus):
     def attached(self, name: str, make: Callable[[], T]) -> T:
         """The data that another package keeps in this namespace under `name`; made by the first call."""
         with self._shared.lock:
-            found: T = self._shared.others.setdefault(name, make())
-            return found
+            value: T = self._shared.others.setdefault(name, make())
+            return value
 
     async def aclose(self) -> None:
         self._closed = True
@@ -237,13 +237,13 @@ class MemoryConsensus(Consensus):
 
     def _wished(self, keys: Sequence[str]) -> list[Wish]:
         """The wishes for these keys; those that are over are dropped."""
-        found: list[Wish] = []
+        lasting: list[Wish] = []
         for key in [key for key in keys if key in self._shared.wishes]:
             now, wishes = self._runtime.monotonic(), self._shared.wishes.pop(key)
             if left := {who: wish for who, wish in wishes.items() if wish[0] > now}:
                 self._shared.wishes[key] = left
-                found += [Wish(key, who, until - now, now - since) for who, (until, since) in left.items()]
-        return found
+                lasting += [Wish(key, who, until - now, now - since) for who, (until, since) in left.items()]
+        return lasting
 
     def _expected(self, key: str) -> int | None:
         log = self._shared.logs.get(key)

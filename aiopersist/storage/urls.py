@@ -180,17 +180,17 @@ def _remote(opens: Callable[[str, Runtime], Blob]) -> Callable[[str, Runtime], B
 def _without(url: str, *names: str) -> tuple[str, dict[str, str]]:
     """The URL without these options, and what they say."""
     place, mark, query = url.partition("?")
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     rest = list[str]()
     for option in query.split("&"):
         name, _, value = option.partition("=")
         if name not in names:
             rest.append(option)
-        elif name in found:
+        elif name in values:
             raise InvalidLocation(f"{scheme_of(url)}: option {name!r} is given twice")
         else:
-            found[name] = unquote(value)
-    return f"{place}{mark}{'&'.join(rest)}".removesuffix("?"), found
+            values[name] = unquote(value)
+    return f"{place}{mark}{'&'.join(rest)}".removesuffix("?"), values
 
 
 def _s3(url: str, runtime: Runtime) -> Blob:
@@ -270,8 +270,8 @@ def _factory(what: str, schemes: dict[str, S], url: str) -> S:
         raise InvalidLocation(f"a {what} is given by a URL: write a path as {example}")
     if scheme not in schemes:
         bare = scheme.partition("+")[0]
-        known = f"write {bare}://" if bare in schemes else f"known are {', '.join(sorted(schemes))}"
-        raise InvalidLocation(f"{scheme}: no {what} has this scheme; {known}")
+        advice = f"write {bare}://" if bare in schemes else f"known are {', '.join(sorted(schemes))}"
+        raise InvalidLocation(f"{scheme}: no {what} has this scheme; {advice}")
     return schemes[scheme]
 
 
@@ -360,13 +360,14 @@ def _below(url: str, folder: str) -> str:
 
 
 def _from_environment() -> Location:
-    found = {name: os.environ.get(f"AIOPERSIST_{name}") or None for name in ("LOCATION", "BLOB", "CONSENSUS")}
-    if not any(found.values()):
+    names = ("LOCATION", "BLOB", "CONSENSUS")
+    values = {name: os.environ.get(f"AIOPERSIST_{name}") or None for name in names}
+    if not any(values.values()):
         raise InvalidLocation(
             "no location: give one, or set AIOPERSIST_LOCATION, or AIOPERSIST_BLOB and AIOPERSIST_CONSENSUS"
         )
     try:
-        return parse_location(found["LOCATION"], found["BLOB"], found["CONSENSUS"])
+        return parse_location(values["LOCATION"], values["BLOB"], values["CONSENSUS"])
     except InvalidLocation as error:
         raise InvalidLocation(f"{error} (from the environment, AIOPERSIST_*)") from None
 

@@ -3,7 +3,7 @@
 A store tells `Waiters` which keys moved; `Waiters` wakes the tasks that wait for them. A task either waits
 for one key (`wait`, with a future of its own) or for many (`watch`, see `storage/watch.py`).
 
-Waiting begins in the first step of a call, before any await, so whatever moves the key after the call began
+Waiting begins in the first step of a call, before any await, so each move of the key after the call began
 wakes the task. Waking removes the waiter: each hint is delivered once. The lock is held for a few dictionary
 operations only, never across an await.
 """
@@ -67,10 +67,10 @@ class Waiters:
     def _hinted(self, key: str, seqno: int | None) -> "list[WaitersWatch]":
         """The watches that wait for `key`, and wait no more; those that expect this version go on."""
         waiting = self._watches.get(key, ())
-        found = [watch for watch in waiting if seqno is None or seqno > watch._expected.get(key, -1)]
-        for watch in found:
+        hinted = [watch for watch in waiting if seqno is None or seqno > watch._expected.get(key, -1)]
+        for watch in hinted:
             _forget(self._watches, key, watch)
-        return found
+        return hinted
 
     def wake_all(self) -> None:
         """Wake all tasks: hints may have been lost, or the store closes."""

@@ -1,6 +1,6 @@
-"""A watch: many keys that one task waits for.
+"""A watch: one task waits for many keys.
 
-A *hint* says that a key may have moved. It may come early, and it may be lost: reading is the truth. A
+A *hint* says that a key may have moved. It may come early, and it may be lost: only a read is reliable. A
 watch gives one hint for each `add`. So call `add` again, and then read the key: the next `moved` tells of any
 move after `add` began, and no version slips in between.
 """
@@ -27,8 +27,8 @@ class Watch(ABC):
         """Ask for no hint of `key` any more."""
 
     def expect(self, key: str, seqno: int) -> None:  # noqa: B027  # a store may give hints that nobody needs
-        """No hint is needed that `key` has moved to version `seqno`: whoever watches it is about to move it
-        there, and looks by itself if it did not."""
+        """Say that a move of `key` to version `seqno` needs no hint: the caller is about to make it, and
+        looks by itself if that fails."""
 
     @abstractmethod
     async def moved(self) -> set[str]:

@@ -15,7 +15,8 @@ WISH_MAX_S = 3600.0  # none lasts so long: a clock was set
 
 
 class Wish(NamedTuple):
-    """All but `who`, which has lost races for so long, are asked to commit nothing to `key` for `left_s`."""
+    """All clients but `who`, which has lost races for `waited_s`, are asked to commit nothing to `key` for
+    `left_s`."""
 
     key: str
     who: str
@@ -82,17 +83,17 @@ class Losses:
         self.in_a_row = 0
         self.losing_since = self.lost_at = 0.0
         self.planned = -1
-        """The version that was known when the last loser was planned."""
+        """The version on which the last lost commit was planned."""
         self.tried_at = 0.0
         """When the last try began, where that is known: it may have come long after a loss."""
         self.needs_s = 0.0
-        """Of a try, or from one loss to the next, at most."""
+        """The longest time that a try took, or from one loss to the next."""
         self.wished_since = self.slot_from = self.slot_until = 0.0
         """Since when it waits, by its wish, and the slot that this asks for; 0 if it has none."""
 
     def lost(self, planned: int | None, now: float) -> bool:
-        """Another client was first. It counts once for each version on which a commit was planned: whether it
-        counted."""
+        """Another client was first. Returns whether this counts: once for each version on which a commit was
+        planned."""
         version = -1 if planned is None else planned
         if self.in_a_row and version <= self.planned:
             return False
@@ -125,13 +126,13 @@ class Losses:
         return MARGIN * self.needs_s
 
     def wait_s(self, stand_back_s: Callable[[float], float], now: float) -> float:
-        """How long to stand back before the next try. `stand_back_s` tells how long those wish who have
-        waited for longer than so long."""
+        """How long to stand back before the next try. `stand_back_s(s)` tells how long others wish it that
+        have waited for longer than `s`."""
         wait_s = min(stand_back_s(self.waited_s(now)), MOST_S)
         return wait_s if self.in_a_row or now >= self.slot_until else 0.0
 
     def waited(self, wait_s: float) -> None:
-        """It has stood back: by itself it needs less from one loss to the next."""
+        """It has stood back for so long, which is no part of what a try needs."""
         self.lost_at += wait_s
 
 

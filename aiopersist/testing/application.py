@@ -1,4 +1,4 @@
-"""What tests of applications are given: a clock that they move, and a client whose stores fail when told to.
+"""For tests of applications: a clock that they move, and a client whose stores fail on demand.
 
 The pytest plugin, `pytest_aiopersist.py` beside the package, makes fixtures of both.
 """
@@ -18,10 +18,10 @@ from aiopersist.testing.faults import Faults, FaultyBlob, FaultyConsensus
 
 
 class MovedClock(Runtime):
-    """The clock of the system, and ahead of it as far as it was moved. Give it to `ap.open(runtime=...)`.
+    """The clock of the system, ahead of it by all moves. Give it to `ap.open(runtime=...)`.
 
-    It goes on by itself, so nothing that waits hangs. A move is to the library what a pause of the machine
-    is: now is later, whoever slept until then wakes, and leases that ran out meanwhile are over. It moves
+    It goes on by itself, so nothing that waits hangs. To the library a move looks like a pause of the
+    machine: it is later, sleeps until then end, and leases that ran out meanwhile are over. It moves
     all that a client times: the times of shards with a wall clock in memory or SQLite, retention, leases,
     and delays of retries. It does not move the clocks of Postgres and S3, of other processes, of `asyncio`
     (its timeouts), or of your own code, unless that asks `now`.
@@ -36,8 +36,8 @@ class MovedClock(Runtime):
         return datetime.fromtimestamp(self.wall(), UTC)
 
     def move(self, by: timedelta | float) -> None:
-        """Move the clock ahead by a duration, or by seconds, at once; `ValueError` for one below zero. What
-        wakes by it runs when the caller next awaits."""
+        """Move the clock ahead by a duration, or by seconds, at once; `ValueError` for one below zero. Tasks
+        that wake run when the caller next awaits."""
         seconds = by.total_seconds() if isinstance(by, timedelta) else by
         if not seconds >= 0:
             raise ValueError(f"a clock is moved ahead only, not by {by}")
@@ -71,8 +71,8 @@ class MovedClock(Runtime):
 
 @dataclass(frozen=True)
 class FaultyClient:
-    """A client on stores in memory, and what decides the outcome of each request to them: `blob` has the
-    methods of `Blob` (`set`, `get_range`), `consensus` those of `Consensus` (`compare_and_set`, `head`)."""
+    """A client on stores in memory, and the faults that decide each request to them: `blob` for the methods
+    of `Blob` (`set`, `get_range`), `consensus` for those of `Consensus` (`compare_and_set`, `head`)."""
 
     client: Client
     blob: Faults

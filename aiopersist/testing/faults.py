@@ -75,7 +75,7 @@ class Faults:
 
     def fail_next(self, op: str, outcome: Outcome, times: int = 1) -> None:
         """Give the next `times` calls of the method `op` of a store this outcome, after those of earlier
-        `fail_next` calls. `ValueError` for what is no method: nothing would ever fail."""
+        `fail_next` calls. `ValueError` if no store has such a method."""
         if op not in METHODS:
             raise ValueError(f"no store has a method {op!r}: there are {', '.join(sorted(METHODS))}")
         self._next.setdefault(op, deque()).extend([outcome] * times)

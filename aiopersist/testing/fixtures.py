@@ -12,7 +12,7 @@ class TakesHandles:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        given: Any = vars(cls).get("handles")
-        function = None if given is None else unwrap(given)
+        fixture: Any = vars(cls).get("handles")
+        function = None if fixture is None else unwrap(fixture)
         if isasyncgenfunction(function) and not hasattr(function, "_loop_scope"):  # the mark of the latter
             pytest_asyncio.fixture(function)

@@ -130,12 +130,12 @@ def _postgres(
 
 def s3_labels() -> list[str]:
     """The S3 servers of this machine, the best one first."""
-    found = {
+    labels = {
         "endpoint": bool(os.environ.get("AIOPERSIST_TEST_S3_ENDPOINT")),
         "versitygw": versitygw_path() is not None,
         "moto": all(map(find_spec, ("moto", "flask"))),
     }
-    return [label for label, there in found.items() if there]
+    return [label for label, is_here in labels.items() if is_here]
 
 
 def is_real(label: str) -> bool:

@@ -1,4 +1,4 @@
-"""Programs that a test starts, and that end with it, also where the test is killed."""
+"""Programs that a test starts, and that end with it, even if the test is killed."""
 
 import os
 import shutil

@@ -22,8 +22,8 @@ def frontiers(
     length: int | None = None, *, top: int = 4, elements_max: int = 3, empty: bool = True
 ) -> st.SearchStrategy[Antichain]:
     """Antichains of `times`; with `empty`, the empty one too."""
-    found = st.lists(times(length, top=top), min_size=0 if empty else 1, max_size=elements_max)
-    return found.map(lambda elements: Antichain(*elements))
+    elements = st.lists(times(length, top=top), min_size=0 if empty else 1, max_size=elements_max)
+    return elements.map(lambda times: Antichain(*times))
 
 
 def updates(length: int | None = None, *, top: int = 4, keys: Any = KEYS) -> st.SearchStrategy[Any]:

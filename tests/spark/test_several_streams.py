@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
+from aiopersist.base.runtime import SYSTEM
 from tests.spark.plain_client import at
 from tests.spark.schemas import PLAIN
 from tests.spark.streams_kit import (
@@ -88,7 +89,7 @@ def test_streams_of_one_session_that_are_stopped_and_started_again(
                 t = wrote[0]
                 await writer.compare_and_append([(f"k{t}", t, t, 1)], t, t + 1)
                 wrote[0] += 1
-                await ap.runtime.SYSTEM.sleep(0.15)
+                await SYSTEM.sleep(0.15)
 
     producer = threading.Thread(target=at, args=(place, produce))
     producer.start()
@@ -113,7 +114,7 @@ def test_streams_of_one_session_that_are_stopped_and_started_again(
         batches[i] += sum(progress["numInputRows"] > 0 for progress in queries[i].recentProgress)
         queries[i].stop()
 
-    clock, restarts, failed = ap.runtime.SYSTEM, 0, 0
+    clock, restarts, failed = SYSTEM, 0, 0
     ends = clock.monotonic() + SECONDS
     queries = [start(i) for i in range(count)]
     try:

@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 
 import aiopersist as ap
+from aiopersist.base.runtime import SYSTEM
 from aiopersist.stash import AppendBatch, PostgresStash, Stash
 from aiopersist.stash import session as sessions
 from aiopersist.stash.model import START, Move, StoreChange, StoredRows
@@ -140,7 +141,7 @@ async def test_consolidation_has_a_connection_of_its_own(
 
     async def stored() -> int:
         while session_of(stash)._consolidating:
-            await ap.runtime.SYSTEM.sleep(0.01)
+            await SYSTEM.sleep(0.01)
         (found,) = (await session_of(stash).load(sessions.Select((c.id,)))).collections
         return len(found.rows)
 

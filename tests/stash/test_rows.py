@@ -36,7 +36,7 @@ def test_rows_without_columns(types: tuple[Any, Any], data: Any) -> None:
     row = st.tuples(st.tuples(KEYS[types[0]], VALS[types[1]]), st.integers(0, 2), DIFF)
     entries = data.draw(st.lists(row, min_size=1, max_size=8))
     flat = [(*pair, time, diff) for pair, time, diff in entries]
-    plain = rows._plain_rows(flat, schema)
+    plain = rows._rows_in_python(flat, schema)
     if any(abs(diff) > 2**63 - 1 and diff != -(2**63) for *_, diff in flat):
         assert plain is None
         return
@@ -47,13 +47,13 @@ def test_rows_without_columns(types: tuple[Any, Any], data: Any) -> None:
     try:
         expected = rows._contents(stored, schema)
     except DiffOverflow:
-        assert rows._plain_contents(stored, schema) is None
+        assert rows._contents_in_python(stored, schema) is None
         return
-    found = rows._plain_contents(stored, schema)
+    found = rows._contents_in_python(stored, schema)
     assert found is None or [list(column) for column in found] == [list(column) for column in expected]
 
 
-def test_plain_rows_need_no_columns() -> None:
+def test_rows_in_python_need_no_columns() -> None:
     """The test above would hold if all went by columns. An upsert leaves one val per key."""
     schema: Schema[Any, Any, Any] = Schema(str, Pair)
     flat = [
@@ -62,9 +62,9 @@ def test_plain_rows_need_no_columns() -> None:
         ("b", Pair(1, "x"), 1, -1),
         ("b", Pair(2, "y"), 1, 1),
     ]
-    stored = rows._plain_rows(flat, schema)
+    stored = rows._rows_in_python(flat, schema)
     assert stored is not None
-    found = rows._plain_contents(stored, schema)
+    found = rows._contents_in_python(stored, schema)
     assert found is not None
     assert (list(found.keys), list(found.vals), list(found.diffs)) == (
         ["a", "b"],
@@ -77,7 +77,7 @@ def test_damage_is_told_by_columns() -> None:
     """A text that is no value of its codec is no value of another type."""
     schema: Schema[Any, Any, Any] = Schema(str, int)
     for key, val in (("1", "1"), ('"a"', '"b"'), ('"a"', str(2**63)), ('"a"', "1,2"), ('"a"', "null")):
-        assert rows._plain_contents(rows.StoredRows([key], [val], [0], [1]), schema) is None
+        assert rows._contents_in_python(rows.StoredRows([key], [val], [0], [1]), schema) is None
 
 
 def test_several_vals_of_a_key_are_ordered_by_columns() -> None:

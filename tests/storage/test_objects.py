@@ -25,7 +25,7 @@ from aiopersist.storage.objects.names import (
     version_name,
     version_of,
 )
-from aiopersist.storage.objects.seen import KEYS_MAX
+from aiopersist.storage.objects.recent import KEYS_MAX
 from aiopersist.testing import servers
 from aiopersist.testing.proxy import TcpProxy
 from aiopersist.testing.storage.heads import grow, numbered
@@ -229,18 +229,18 @@ async def test_an_object_of_another_is_named(name: str, place: Place) -> None:
 
 
 async def test_what_is_known_is_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiopersist.storage.objects.known.KNOWN_MAX", 10)
+    monkeypatch.setattr("aiopersist.storage.objects.heads.KNOWN_MAX", 10)
     one, _ = place.handle()
     for number in range(30):
         await grow(one, f"k{number}", 2)
-    assert len(one._known) == 10
+    assert len(one._heads) == 10
     other, _ = place.handle()
     for number in range(KEYS_MAX + 5):
         await grow(one, f"w{number}", 1)
         await other.head(f"w{number}")
         assert await one.compare_and_set(f"w{number}", 0, b"1")
         assert await other.compare_and_set(f"w{number}", 0, b"x") is False
-    assert len(other._seen) == KEYS_MAX
+    assert len(other._recent) == KEYS_MAX
     assert await one.compare_and_set("k3", 1, b"2")
 
 

@@ -237,7 +237,7 @@ class OfMany(ObjectsConsensus):
 
     def __init__(self, bucket: Bucket, **options: Any) -> None:
         super().__init__(bucket, **options)
-        self._known.live = lambda key: 1000  # type: ignore[method-assign]
+        self._heads.live = lambda key: 1000  # type: ignore[method-assign]
 
     async def _versions(self, key: str, from_seqno: int) -> tuple[list[Tagged], list[Tagged] | None]:
         return (await super()._versions(key, from_seqno))[0], None

@@ -108,4 +108,4 @@ async def test_what_a_read_that_failed_has_got_is_not_read_again(place: Place) -
             found = await other.scan("k", 0, 1000)
     assert found == numbered(range(900)) and tries > 1
     assert calls.calls["get"] <= 900 / TAIL_MAX + 1, "each object was read once"
-    assert len(other._kept) == 0
+    assert len(other._unfinished) == 0

@@ -86,8 +86,8 @@ def test_what_is_kept_is_bounded() -> None:
     for number in range(3 * KEYS_MAX):
         for seqno in range(3 * TAIL_MAX):
             tails.add(f"k{number}", [Versioned(seqno, bytes(TAIL_BYTES_MAX // 4))], own=True)
-    assert len(tails._known) == KEYS_MAX
-    assert {len(known) for known in tails._known.values()} == {4}
+    assert len(tails._versions) == KEYS_MAX
+    assert {len(known) for known in tails._versions.values()} == {4}
 
 
 def test_versions_that_do_not_follow_are_no_tail() -> None:

@@ -38,8 +38,8 @@ class CloudBlob(ServedBlob[CloudClient]):
         return cls(CloudClient(place_of(address), "blob store"))
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
-        found = await self._client.get_range(self._name(key), offset, max(length, 1))
-        return None if found is None else found[:length]
+        data = await self._client.get_range(self._name(key), offset, max(length, 1))
+        return None if data is None else data[:length]
 
     async def set(self, key: str, data: bytes | memoryview) -> None:
         # a cancelled call leaves the driver with the data for a while, and the caller may change them
@@ -50,17 +50,17 @@ class CloudBlob(ServedBlob[CloudClient]):
         folder = self._quoted(prefix[: prefix.rfind("/") + 1])
         if any(part in ("", ".", "..") for part in folder.split("/")[:-1]):  # no key begins with it
             return
-        found = self._client.names(folder) if not self._client.place.takes_any_list else self._all(folder)
-        async with aclosing(found) as names:
+        objects = self._client.names(folder) if not self._client.place.takes_any_list else self._all(folder)
+        async with aclosing(objects) as names:
             async for meta in names:
                 key = unquote(meta["path"]) if self._quotes else meta["path"]
                 if key.startswith(prefix) and not key.endswith("/"):
                     yield key, meta["size"]
 
     async def _all(self, folder: str) -> AsyncGenerator["ObjectMeta", None]:
-        """The objects below a folder, where the driver takes any document for a list, and one of something
-        between for the end of it. So an end behind whole pages counts once the store has shown, by a list
-        that is not empty, that it answers lists, and has said the same again."""
+        """The objects below a folder, where the driver takes any document for a list, and a page of a proxy
+        for its end. So an end behind whole pages counts once another list, which is not empty, shows that the
+        store answers, and the same end comes again."""
         last, is_checked = "", False
         while True:
             passed = 0

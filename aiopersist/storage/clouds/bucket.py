@@ -1,8 +1,8 @@
 """The objects that consensus needs, in a store that obstore knows and that obeys conditions.
 
 The driver shows neither headers nor bodies of successes. For S3 and Google it takes every document for a
-list, and one of a proxy for an empty one. So there a list that ends counts only if it shows something that
-surely is there: a version of the key, or what lies behind the key's folder.
+list, and a page of a proxy for an empty one. So the end of a list counts there only if the list shows an
+object that surely exists: a version of the key, or one behind the key's folder.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from aiopersist.storage.objects.clock import ServerClock
 from aiopersist.storage.objects.names import PROBE
 from aiopersist.storage.objects.served import ServedBucket
 
-CLOCK_FRESH_S = 60.0  # what an answer has told of the clock; the clocks of a machine that slept stood still
+CLOCK_FRESH_S = 60.0  # an answer's clock; the clocks of a machine that slept stood still
 
 
 class CloudBucket(ServedBucket[CloudClient]):
@@ -40,33 +40,33 @@ class CloudBucket(ServedBucket[CloudClient]):
         return cls(CloudClient(place_of(address), "consensus store"), runtime)
 
     async def get(self, name: str) -> Object | None:
-        found = await self._client.get(name)
-        if found is not None and not found[1]:
+        stored = await self._client.get(name)
+        if stored is not None and not stored[1]:
             raise self._foreign("the answer has no ETag")
-        return None if found is None else Object(*found)
+        return None if stored is None else Object(*stored)
 
     async def find(self, prefix: str, *, after: str = "", limit: int | None = None) -> list[Tagged]:
-        found, passed, last = list[Tagged](), 0, after
+        objects, passed, last = list[Tagged](), 0, after
         folder = self._listed_folder(prefix)
         async with aclosing(self._client.names(folder, after)) as names:
             async for meta in names:
                 passed, last = passed + 1, meta["path"]
                 if not last.startswith(prefix) and last > max(prefix, after):
-                    return found  # the store shows what lies behind
+                    return objects  # the store shows what lies behind
                 if meta["path"].startswith(prefix) and meta["path"] > after:  # some servers ignore `after`
-                    found.append(Tagged(meta["path"], tag_of(meta["e_tag"])))
-                    if len(found) == limit:
-                        return found
+                    objects.append(Tagged(meta["path"], tag_of(meta["e_tag"])))
+                    if len(objects) == limit:
+                        return objects
         if self._client.place.takes_any_list and passed % PAGE == 0:
             await self._check_end(folder, max(folder, last))
-        return found
+        return objects
 
     async def folders(self, prefix: str) -> list[str]:
         folder = prefix[: prefix.rfind("/") + 1]
-        found, beside = await self._client.folders(folder)
+        paths, beside = await self._client.folders(folder)
         if self._client.place.takes_any_list and PROBE not in beside and await self.get(PROBE):
             raise self._foreign("a list of all keys has no end")
-        return [path.removeprefix(prefix) for path in found if path.startswith(prefix)]
+        return [path.removeprefix(prefix) for path in paths if path.startswith(prefix)]
 
     def _listed_folder(self, prefix: str) -> str:
         """The folder to list for what begins with `prefix`. Where the driver takes any document for a list,

@@ -80,10 +80,10 @@ class CloudClient:
         """The object and its tag; `None` if it is not there."""
 
         async def read() -> tuple[bytes, str]:
-            found = await obstore.get_async(self._store, name)
-            if is_page(found.attributes.get("Content-Type")):
+            answer = await obstore.get_async(self._store, name)
+            if is_page(answer.attributes.get("Content-Type")):
                 raise ForeignAnswer
-            return bytes(await found.bytes_async()), tag_of(found.meta["e_tag"])
+            return bytes(await answer.bytes_async()), tag_of(answer.meta["e_tag"])
 
         return await self.ask("get", read, none_if=errors.is_missing)
 
@@ -131,9 +131,10 @@ class CloudClient:
     async def folders(self, folder: str) -> tuple[list[str], list[str]]:
         """The folders directly in a folder, without a slash at their ends, and the objects beside them."""
         listed = partial(obstore.list_with_delimiter_async, self._store, folder.rstrip("/") or None)
-        found = await self.ask("list", listed)
-        assert found is not None
-        return [path.rstrip("/") for path in found["common_prefixes"]], [o["path"] for o in found["objects"]]
+        answer = await self.ask("list", listed)
+        assert answer is not None
+        folders = [path.rstrip("/") for path in answer["common_prefixes"]]
+        return folders, [meta["path"] for meta in answer["objects"]]
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete these objects; those that are absent are fine."""

@@ -72,19 +72,19 @@ def mapped(error: Exception, place: str, op: str, *, writing: bool) -> Exception
 
 def _status(text: str) -> int:
     """The status of the answer; 0 if there was none."""
-    found = _STATUS.search(text)
-    return int(found[1]) if found else 0
+    match = _STATUS.search(text)
+    return int(match[1]) if match else 0
 
 
 def _code(text: str) -> str:
     """The code that the store gave, or an empty text."""
     if answer := _STATUS.search(text):
         return answers.code_in(answer[2])
-    found = _OF_SEVERAL.search(text)
-    return (found[1] or "") if found else ""
+    match = _OF_SEVERAL.search(text)
+    return (match[1] or "") if match else ""
 
 
 def _kind(text: str) -> str:
     """How a connection failed, in a word of the driver."""
-    found = _KIND.search(text)
-    return found[1] if found else ""
+    match = _KIND.search(text)
+    return match[1] if match else ""

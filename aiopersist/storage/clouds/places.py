@@ -110,15 +110,16 @@ def place_of(address: Address) -> CloudPlace:
     if endpoint is not None:
         config[_ENDPOINT.get(scheme, "endpoint")] = endpoint
     prefix = address.path.strip("/")
-    store = _made(scheme, cloud, address.host, prefix, config)
-    known = {**store.config, **config}
-    named = endpoint or known.get("endpoint") or known.get("aws_endpoint_url_s3") or known.get("base_url")
-    server = str(named or cloud.server(known)).rstrip("/")
+    store = _store(scheme, cloud, address.host, prefix, config)
+    settings = {**store.config, **config}
+    names = ("endpoint", "aws_endpoint_url_s3", "base_url")
+    named = endpoint or next(filter(None, map(settings.get, names)), None)
+    server = str(named or cloud.server(settings)).rstrip("/")
     shown = f"{scheme}://{address.host}/{prefix + '/' if prefix else ''}"
     return CloudPlace(scheme, store, shown, server, cloud.product, cloud.deletes)
 
 
-def _made(scheme: str, cloud: _Cloud, bucket: str, prefix: str, config: Mapping[str, str]) -> Any:
+def _store(scheme: str, cloud: _Cloud, bucket: str, prefix: str, config: Mapping[str, str]) -> Any:
     client: ClientConfig = {
         "connect_timeout": CONNECT_TIMEOUT,
         "read_timeout": READ_TIMEOUT,
@@ -136,10 +137,10 @@ def _made(scheme: str, cloud: _Cloud, bucket: str, prefix: str, config: Mapping[
 
 
 def _why(text: str) -> str:
-    known = {
+    reasons = {
         "Account must be specified": "give the option 'account', or AZURE_STORAGE_ACCOUNT_NAME",
         "Invalid Access Key": "the account key is not in base64",
         "service account file": "the file of the service account cannot be read",
         "parse path": "the prefix has an empty or a relative part",
     }
-    return next((f": {why}" for mark, why in known.items() if mark in text), "")
+    return next((f": {why}" for mark, why in reasons.items() if mark in text), "")

@@ -1,2 +1,2 @@
-"""A blob store in a folder: `blob` keeps the contract; `held_folders` has the open folders that files move
+"""A blob store in a folder: `blob` keeps the contract; `open_folders` has the open folders that files move
 into."""

@@ -8,11 +8,11 @@ the rename) or that nothing is known (after it), and repeating the `set` writes 
 
 The first file that an instance writes into a folder makes the folder's own name durable, even if another
 process made the folder (it may not have reached its fsync). A folder that a deletion leaves empty is removed;
-`held_folders` says why a file that is written at that moment is as durable as any other.
+`open_folders` says why a file that is written at that moment is as durable as any other.
 
 A folder in which the instance has met blobs does not vanish by itself: if it is gone or empty, its volume is
-not mounted, or the folder was moved away. Then nothing is written, since what comes back later would not
-have it; and a blob that is not there is not said to be missing. Both wait, as for any store that is away.
+not mounted, or the folder was moved away. Then nothing is written, since the volume would not have it
+when it comes back, and no blob is reported as missing. Both wait, as for any store that is away.
 
 A file system cannot hold both `a` and `a/b`: the second one is `Unsupported`. A key whose first component is
 `tmp` (or `tmp~`, and so on) is stored with one more `~`.
@@ -35,7 +35,7 @@ from aiopersist.base.errors import InvalidUsage, StorageUnavailable, Unsupported
 from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.base.threads import Threads
 from aiopersist.storage.blob import Blob, NotDeleted
-from aiopersist.storage.files.held_folders import HeldFolders, remove_empty
+from aiopersist.storage.files.open_folders import OpenFolders, remove_empty
 from aiopersist.storage.folders import forbidden, fsync, give, make_folder, make_root, mapped, may_write
 from aiopersist.storage.keys import check_blob_key, closed
 
@@ -60,7 +60,7 @@ class FilesBlob(Blob):
         self._fsync = fsync
         self._runtime = runtime
         self._threads = Threads(_THREADS, "aiopersist files")
-        self._folders = HeldFolders(self._root, fsync)
+        self._folders = OpenFolders(self._root, fsync)
         self._has_tmp = False
         self._has_blobs = False  # some blob was read or written
         self._swept = False
@@ -145,12 +145,12 @@ class FilesBlob(Blob):
     # In a worker thread
 
     def _read(self, path: str, offset: int, length: int | None) -> bytes | None:
-        found = _read(path, offset, length)
-        if found is None:
+        data = _read(path, offset, length)
+        if data is None:
             self._check_root()
         else:
             self._has_blobs = True
-        return found
+        return data
 
     def _check_root(self) -> None:
         """`StorageUnavailable` if the root, in which there were blobs, is gone or empty."""
@@ -175,8 +175,7 @@ class FilesBlob(Blob):
             raise
 
     def _check_writable(self, *paths: str) -> None:
-        """`StorageUnavailable` that names the first folder which another user made and this one may not
-        write."""
+        """`StorageUnavailable` that names the first folder of another user that this one may not write."""
         for path in paths:
             for folder in reversed([path, *_above(path, self._root)]):
                 if os.path.isdir(folder) and not may_write(folder):
@@ -311,10 +310,10 @@ def _read(path: str, offset: int, length: int | None) -> bytes | None:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             return None
-        wanted = status.st_size - offset if length is None else min(length, status.st_size - offset)
+        length = status.st_size - offset if length is None else min(length, status.st_size - offset)
         with open(fd, "rb", buffering=0, closefd=False) as file:
             file.seek(offset)
-            return _read_exactly(file, max(wanted, 0))
+            return _read_exactly(file, max(length, 0))
     finally:
         os.close(fd)
 

@@ -2,7 +2,7 @@
 
 Whatever stands between this process and the store may answer in its place: a proxy, a gateway, a load
 balancer, the login page of a network. It may do so after the store has carried out the request. So the status
-of an answer alone says nothing about a write. What the store says has its *code*, in a body that is whole:
+of an answer alone says nothing about a write. The store's own refusals have its *code*, in a whole body:
 
     <?xml version="1.0" encoding="UTF-8"?><Error><Code>SlowDown</Code>...</Error>
 
@@ -54,8 +54,8 @@ def is_code(text: str) -> bool:
 def code_in(body: str) -> str:
     """The code of the store in the body of an answer; empty if the store has not written that body, or it is
     not whole."""
-    found = _ERROR.fullmatch(body)
-    return found[1] if found else ""
+    match = _ERROR.fullmatch(body)
+    return match[1] if match else ""
 
 
 def has_request_id(headers: Mapping[str, str]) -> bool:
@@ -73,10 +73,10 @@ def is_page(media_type: str | None) -> bool:
     return (media_type or "").lower().startswith("text/html")
 
 
-def tag_of(told: str | None) -> str:
+def tag_of(etag: str | None) -> str:
     """The tag of an object, which is the same in every answer: some have it in quotes, and a proxy that
     compresses calls it weak."""
-    return (told or "").removeprefix("W/").strip('"')
+    return (etag or "").removeprefix("W/").strip('"')
 
 
 def refusal(text: str, status: int, code: str, *, writing: bool) -> Exception:

@@ -1,4 +1,4 @@
-"""What consensus needs of an object store, as little as it is."""
+"""The little that consensus needs of an object store."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -30,24 +30,24 @@ class Passed(NamedTuple):
 
 async def passed(bucket: Bucket, folders: Sequence[str]) -> dict[str, Passed]:
     """What lists show of these folders, which are sorted; some may be missing."""
-    wanted, found = iter(folders), dict[str, list[Tagged]]()
+    remaining, by_folder = iter(folders), dict[str, list[Tagged]]()
     complete = dict[str, Passed]()
     prefix = commonprefix([folders[0], folders[-1]])  # noqa: RUF071  # of names, which are no paths
-    current: str | None = next(wanted)
+    current: str | None = next(remaining)
     after = current or ""
     while current is not None:
         page = await bucket.find(prefix, after=after, limit=PAGE)
         for listed in page:
-            found.setdefault(listed.name.partition("/")[0] + "/", []).append(listed)
+            by_folder.setdefault(listed.name.partition("/")[0] + "/", []).append(listed)
         ends_in = page[-1].name.partition("/")[0] + "/" if len(page) == PAGE else None
         before = len(complete)
         while current is not None and (ends_in is None or current < ends_in):
-            complete[current] = _passed(current, found.pop(current, []))
-            current = next(wanted, None)
+            complete[current] = _passed(current, by_folder.pop(current, []))
+            current = next(remaining, None)
         if current is None or len(complete) - before < WORTH:
             break
         after = max(page[-1].name, current + FLOORS) if current == ends_in else current
-        found = {current: found.get(current, [])}
+        by_folder = {current: by_folder.get(current, [])}
     return complete
 
 

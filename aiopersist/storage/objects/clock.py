@@ -4,10 +4,10 @@ An answer with the second `d` was made in `[d, d + 1)` by the server's clock, an
 request and its arrival by ours: so it bounds the difference of the two clocks. Bounds of several answers
 together are narrower.
 
-Where they contradict each other, a clock was set, or somebody on the way has given the answer a date of his
-own. By a few seconds, the last answer counts alone. A larger step counts once `AGREE` answers in a row agree
-about it. One of more than `ahead_max_s` does not count at all: it would move the times of the location, and
-end leases. But it does if the clock of this machine says the same, as after it stood still for long.
+If answers contradict each other, a clock was set, or something on the way wrote the date. If they differ by a
+few seconds, only the last answer counts. A larger step counts once `AGREE` answers in a row agree about it. A
+step of more than `ahead_max_s` is ignored, since it would move the times of the location and end leases,
+unless the clock of this machine says the same, as after it stood still for long.
 """
 
 import logging
@@ -56,7 +56,7 @@ class ServerClock:
         self._runtime = runtime
         self._bounds: _Bounds | None = None
         self._stepped: list[_Bounds] = []
-        """What the last answers told, which contradict the bounds, and agree with each other."""
+        """The last answers, which contradict the bounds, and agree with each other."""
         self._has_refused = False
 
     @property
@@ -85,10 +85,10 @@ class ServerClock:
     def answered(self, date: str | None, sent: float) -> None:
         """An answer of the server came just now, to a request of which `sent` gave that moment. `date`: its
         header, as of HTTP."""
-        told = _moment(date)
-        if told is None:
+        second = _moment(date)
+        if second is None:
             return
-        answer = _Bounds(told - self._runtime.monotonic(), told + 1 - sent)
+        answer = _Bounds(second - self._runtime.monotonic(), second + 1 - sent)
         if self._bounds is None or self._bounds.distance(answer) <= STEP_S:
             self._bounds = answer if self._bounds is None else self._bounds.narrowed(answer)
             self._stepped, self._has_refused = [], False
@@ -120,13 +120,13 @@ class ServerClock:
 
 
 def _moment(date: str | None) -> float | None:
-    """The Unix seconds of a date as of HTTP; `None` for what is none."""
+    """The Unix seconds of a date of HTTP; `None` for any other text."""
     year = _YEAR.search(date or "")
     if year is None:
         return None
     try:
-        told = parsedate_to_datetime(str(date))
+        time = parsedate_to_datetime(str(date))
     except (ValueError, TypeError, OverflowError):
         return None
-    seconds = (told.replace(tzinfo=UTC) if told.tzinfo is None else told).timestamp()
-    return seconds if told.year == int(year[1]) and LEAST < seconds < MOST else None
+    seconds = (time.replace(tzinfo=UTC) if time.tzinfo is None else time).timestamp()
+    return seconds if time.year == int(year[1]) and LEAST < seconds < MOST else None

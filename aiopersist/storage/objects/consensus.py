@@ -16,8 +16,8 @@ one name is the newest version (`names.py`). Truncation deletes versions, and th
    with the tag that the list shows; each has bytes of its own, since it begins with a token.
 4. *A version must not be written over a gap*, where it would be truncated, or come again. So it is created
    only after a version that is known to have been the head: versions up to a known head all were heads once.
-   Where that is not known since a few seconds, the head is read first: else a client that has been idle would
-   often create an orphan, and not learn whether it counted.
+   If the handle last saw it more than a few seconds ago, it reads the head first: else a client that was idle
+   would often create an orphan, and not learn whether it counted.
 5. *A list is not of one moment.* Versions are passed from the newest on: what is there when it is passed was
    the newest at that moment, or lies below a floor that is listed after. Floors are passed from the least on:
    the greater one was there before a less one is deleted, so one of them is seen.
@@ -25,14 +25,14 @@ one name is the newest version (`names.py`). Truncation deletes versions, and th
 A repeated request is the sixth trap: a driver, or a proxy, may send a creation twice, and the second one is
 refused because of the first. So what is there is compared with the token of the call.
 
-Nothing here is a hint that may be stale. Reads are linearizable as far as the object store is: S3, Azure and
-Google Cloud Storage are, and so must be any other that is used.
+Reads are linearizable as far as the object store is: S3, Azure and Google Cloud Storage are, and any other
+store must be.
 
 *Costs.* A commit is two requests, one after the other: the creation and the list of floors. A refused one
-reads the version that is there. A head is a list, then a get; beside the get a list
-of floors if there are more than a few versions. What this handle has read or created it does not get again.
-An object carries some versions before its own (`tails.py`), so one object is read for several versions.
-`watch` polls by a list.
+reads the version that is there. A head is a list, then a get; beside the get a list of floors if there are
+more than a few versions. A handle does not get again an object that it read or created last. An object
+carries some versions before its own (`tails.py`), so one object is read for several versions. `watch` polls
+by a list.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.storage.consensus import Entry, Versioned
 from aiopersist.storage.keys import check_entries
 from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
-from aiopersist.storage.objects.known import FRESH_S, NOTHING
+from aiopersist.storage.objects.heads import FRESH_S, NOTHING
 from aiopersist.storage.objects.names import (
     KEY,
     PROBE,
@@ -107,7 +107,7 @@ class ObjectsConsensus(ObjectReads):
         if not await self._is_head(key, expected) or seqno > SEQNO_MAX:
             return False
         won = await self._create(key, seqno, bytes(data))
-        self._known.saw(key, seqno)  # it is there, whoever created it
+        self._heads.saw(key, seqno)  # it is there, whoever created it
         if won:
             self._waiters.wake([key], {key: seqno})
         return won
@@ -115,10 +115,10 @@ class ObjectsConsensus(ObjectReads):
     async def _is_head(self, key: str, expected: int | None) -> bool:
         """Whether `expected` was the head a moment ago, and nothing newer is known."""
         seqno = NOTHING if expected is None else expected
-        known = self._known.seqno(key)
-        if known is not None and known > seqno:
+        newest = self._heads.seqno(key)
+        if newest is not None and newest > seqno:
             return False
-        if self._known.is_fresh(key, seqno):
+        if self._heads.is_fresh(key, seqno):
             return True
         head = await self.head(key)
         return (None if head is None else head.seqno) == expected
@@ -136,7 +136,7 @@ class ObjectsConsensus(ObjectReads):
             if tag is None:  # it is another's, or this call's, of which a driver sent a second copy
                 stored = await self._bucket.get(name)
                 if stored is not None:
-                    self._seen.saw(key, name, stored)
+                    self._recent.saw(key, name, stored)
                 if stored is not None and not stored.data.startswith(token):
                     await self._check_not_truncated(folder, seqno, took_s)
                     return False
@@ -149,15 +149,15 @@ class ObjectsConsensus(ObjectReads):
         if tag is None and stored is None:  # the store contradicts itself, or a copy is still on its way
             raise Indeterminate(f"version {seqno} was refused since it is there, and it is not")
         if tag is not None:
-            self._seen.saw(key, name, Object(body, tag))
-        self._known.saw(key, seqno, floor)
+            self._recent.saw(key, name, Object(body, tag))
+        self._heads.saw(key, seqno, floor)
         self._tails.add(key, [Versioned(seqno, data)], own=True)
-        self._wishes.listed(key, [found.name for found in floors if is_wish(found.name)])
+        self._wishes.listed(key, [item.name for item in floors if is_wish(item.name)])
         return True
 
     async def _check_not_truncated(self, folder: str, seqno: int, took_s: float) -> None:
         """`Indeterminate` if the refusal says nothing: of two copies of a creation the first one may have
-        counted, and been truncated, before the second one found what somebody who slept has left. That takes
+        counted, and been truncated, before the second one met an orphan of a writer that slept. That takes
         longer than a creation does."""
         if took_s > FRESH_S and await self._floor(folder) > seqno:
             raise Indeterminate(f"version {seqno} was refused, and is truncated")
@@ -167,9 +167,9 @@ class ObjectsConsensus(ObjectReads):
         self._check(keys)
         void = self._wishes.take(keys, who)
         for key in keys if for_s > 0 else ():
-            if self._known.seqno(key) is None:
+            if self._heads.seqno(key) is None:
                 await self.head(key)
-            if self._known.seqno(key) != NOTHING:  # a folder with nothing else is no key
+            if self._heads.seqno(key) != NOTHING:  # a folder with nothing else is no key
                 await self._bucket.create(self._wishes.name(key, who, for_s, waited_s), b"")
         if void:
             await self._bucket.delete(void)
@@ -201,14 +201,14 @@ class ObjectsConsensus(ObjectReads):
             *(f for f in listed if is_wish(f.name) or floor_of(f.name) < floor),
         ]
         if void:
-            await self._bucket.delete([found.name for found in void])
+            await self._bucket.delete([item.name for item in void])
 
     # --- hints -----------------------------------------------------------------------------------
 
     async def watch(self, key: str) -> None:
         self._check([key])
-        known = self._known.seqno(key)
-        if known is None:  # then the first look may come too late; a hint may come early
+        seqno = self._heads.seqno(key)
+        if seqno is None:  # then the first look may come too late; a hint may come early
             return
         with self._waiters.waiting(key) as woken:
             for delay in delays_of_polls(self._poll_s):
@@ -216,15 +216,15 @@ class ObjectsConsensus(ObjectReads):
                 if woken.done():
                     return
                 newest = (await self._look(key)).newest
-                if (NOTHING if newest is None else version_of(newest.name)) != known:
+                if (NOTHING if newest is None else version_of(newest.name)) != seqno:
                     return
 
     # --- the rest --------------------------------------------------------------------------------
 
     async def check(self) -> None:
-        """`InvalidLocation` for a bucket that ignores conditions, or looks and then writes: it would lose
-        commits without a word. Two requests, side by side; the first client of the location lets some
-        creations race, and so does who comes before these have ended well."""
+        """`InvalidLocation` for a bucket that ignores conditions, or looks and then writes: it would silently
+        lose commits. Two requests, side by side; until some races of creations have ended well, each client
+        of the location also makes these."""
         self._check()
         if self._obeys_conditions:
             return
@@ -242,9 +242,9 @@ class ObjectsConsensus(ObjectReads):
         try:
             for name in names:
                 race = [partial(self._raced, name, b"%d" % number) for number in range(RACERS)]
-                told = await run_bounded(RACERS, race)
-                failures = [each for each in told if isinstance(each, Error)]
-                won = sum(isinstance(each, str) for each in told)
+                outcomes = await run_bounded(RACERS, race)
+                failures = [each for each in outcomes if isinstance(each, Error)]
+                won = sum(isinstance(each, str) for each in outcomes)
                 if won > 1:
                     raise InvalidLocation(
                         f"{self._bucket!r} lets several writers create one object: it ignores If-None-Match, "

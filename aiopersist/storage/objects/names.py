@@ -85,4 +85,4 @@ def is_wish(name: str) -> bool:
 
 def greatest_floor(listed: Iterable[Tagged]) -> int:
     """The greatest of the floors among what is listed with them; 0 if there is none."""
-    return max((floor_of(found.name) for found in listed if not is_wish(found.name)), default=0)
+    return max((floor_of(item.name) for item in listed if not is_wish(item.name)), default=0)

@@ -1,8 +1,8 @@
 """The reads of consensus on objects. Why they are right: see the header of `consensus.py`.
 
-A *look* lists the folder of a key from the newest version on. Where a list of `SHORT` names has room for all
-versions, it passes the floors behind them as well, and a second list is saved. So are gets of an object that
-this handle has read or created.
+A *look* lists the folder of a key from the newest version on. If a list of `SHORT` names has room for all
+versions, it also passes the floors behind them, which saves a second list. Objects that this handle read or
+created last are not read again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from aiopersist.storage.consensus import HEADS_AT_ONCE, Consensus, Versioned, sl
 from aiopersist.storage.keys import check_consensus_key, closed
 from aiopersist.storage.objects.bucket import Bucket, Object, Tagged
 from aiopersist.storage.objects.bulk import TOGETHER_MAX, TOGETHER_MIN, passed
-from aiopersist.storage.objects.known import NOTHING, KnownHeads
+from aiopersist.storage.objects.heads import NOTHING, KnownHeads
 from aiopersist.storage.objects.names import (
     FLOORS,
     HASHED,
@@ -31,7 +31,7 @@ from aiopersist.storage.objects.names import (
     version_name,
     version_of,
 )
-from aiopersist.storage.objects.seen import KeptReads, SeenObjects
+from aiopersist.storage.objects.recent import RecentObjects, UnfinishedReads
 from aiopersist.storage.objects.tails import TAIL_MAX, Tails, unpacked
 
 GETS_AT_ONCE = 16
@@ -50,7 +50,7 @@ class Look(NamedTuple):
     """The newest version."""
     behind: list[Tagged] | None
     """Floors and wishes; `None`: the list did not go on to them."""
-    known: int | None
+    known_before: int | None
     """The greatest seqno that was known to have been the head before the list."""
 
 
@@ -60,9 +60,9 @@ class ObjectReads(Consensus):
     def __init__(self, bucket: Bucket, runtime: Runtime) -> None:
         self._bucket = bucket
         self._runtime = runtime
-        self._known = KnownHeads(runtime)
-        self._seen = SeenObjects()
-        self._kept = KeptReads()
+        self._heads = KnownHeads(runtime)
+        self._recent = RecentObjects()
+        self._unfinished = UnfinishedReads()
         self._tails = Tails()
         self._closed = False
 
@@ -74,7 +74,7 @@ class ObjectReads(Consensus):
 
     async def likely_head(self, key: str, seqno: int) -> Versioned | None:
         self._check([key])
-        if self._known.seqno(key) is not None:  # then the object of its head is known, too, as a rule
+        if self._heads.seqno(key) is not None:  # then the object of its head is known, too, as a rule
             return await self._head(key)
         look, _ = await both(partial(self._look, key), partial(self._guess, key, seqno))
         return await self._head(key, look)
@@ -85,32 +85,32 @@ class ObjectReads(Consensus):
         with suppress(Error):  # only the list tells whether it matters
             stored = await self._bucket.get(name)
             if stored is not None:
-                self._seen.saw(key, name, stored)
+                self._recent.saw(key, name, stored)
 
     async def _head(self, key: str, look: Look | None = None) -> Versioned | None:
         """The head; `look`: what a list has shown since the call began."""
         folder = folder_of(key)
         newest, stored = None, None
         for _ in range(ROUNDS_MAX):
-            newest, behind, known = look or await self._look(key)
+            newest, behind, known_before = look or await self._look(key)
             look = None
             if newest is None:
                 if not await self._floor(folder, behind):
-                    self._saw_head(key, NOTHING, 0, known)
+                    self._saw_head(key, NOTHING, 0, known_before)
                     return None
                 continue  # versions were truncated while the list passed them
             stored, floor = await both(partial(self._read, key, newest), partial(self._floor, folder, behind))
             seqno = version_of(newest.name)
             if stored is not None and stored.tag == newest.tag and floor <= seqno:
-                self._saw_head(key, seqno, floor, known)
+                self._saw_head(key, seqno, floor, known_before)
                 versions = unpacked(newest.name, seqno, stored.data)
-                self._seen.saw(key, newest.name, stored)
+                self._recent.saw(key, newest.name, stored)
                 self._tails.add(key, versions)
                 return versions[-1]
         raise self._contradiction(newest, stored and stored.tag)
 
     def _contradiction(self, listed: Tagged | None, tag: str | None) -> StorageUnavailable:
-        """The error where other answers contradict each list anew: nobody commits and truncates so fast."""
+        """The error if other answers contradict each new list: nobody commits and truncates so fast."""
         if listed is None:
             return StorageUnavailable(f"{self!r}: lists show floors, and no version above them")
         other = "it is not there" if tag is None else f"its ETag is {tag!r}"
@@ -118,23 +118,23 @@ class ObjectReads(Consensus):
             f"{self!r}: {listed.name} is listed with the ETag {listed.tag!r}, and {other}"
         )
 
-    def _saw_head(self, key: str, seqno: int, floor: int, known: int | None) -> None:
+    def _saw_head(self, key: str, seqno: int, floor: int, known_before: int | None) -> None:
         """This is the head, and `known` was known before it was looked for: a greater one is gone, so the
         bucket was restored from a backup, or the key removed."""
-        if known is not None and seqno < known:
-            for memory in self._known, self._tails, self._seen, self._kept:
+        if known_before is not None and seqno < known_before:
+            for memory in self._heads, self._tails, self._recent, self._unfinished:
                 memory.forget(key)
-        self._known.saw(key, seqno, floor)
+        self._heads.saw(key, seqno, floor)
 
     async def _look(self, key: str) -> Look:
-        folder, live, known = folder_of(key), self._known.live(key), self._known.seqno(key)
+        folder, live, known_before = folder_of(key), self._heads.live(key), self._heads.seqno(key)
         limit = SHORT if live is None or live + FEW_FLOORS < SHORT else 1
         listed = await self._bucket.find(folder, after=folder + VERSIONS, limit=limit)
         newest = next(iter(_among(listed, folder + VERSIONS)), None)
-        return Look(newest, None if len(listed) == limit else _among(listed, folder + FLOORS), known)
+        return Look(newest, None if len(listed) == limit else _among(listed, folder + FLOORS), known_before)
 
     async def _read(self, key: str, listed: Tagged) -> Object | None:
-        return self._seen.find(key, listed) or await self._bucket.get(listed.name)
+        return self._recent.find(key, listed) or await self._bucket.get(listed.name)
 
     async def _floor(self, folder: str, listed: Sequence[Tagged] | None = None) -> int:
         """The greatest floor, of those that a list has shown if it has; 0 if there is none."""
@@ -156,20 +156,17 @@ class ObjectReads(Consensus):
         """Looks at many keys, by few lists; some may be missing."""
         if len(keys) < TOGETHER_MIN or not self._bucket.seeks:
             return {}
-        known = {folder_of(key): (key, self._known.seqno(key)) for key in keys}
-        groups = sliced(dict.fromkeys(sorted(known)), TOGETHER_MAX)
-        found = await run_bounded(
-            LISTS_AT_ONCE, [partial(passed, self._bucket, list(some)) for some in groups]
-        )
-        return {
-            known[folder][0]: Look(*seen, known[folder][1]) for some in found for folder, seen in some.items()
-        }
+        by_folder = {folder_of(key): (key, self._heads.seqno(key)) for key in keys}
+        groups = sliced(dict.fromkeys(sorted(by_folder)), TOGETHER_MAX)
+        lists = [partial(passed, self._bucket, list(group)) for group in groups]
+        shown = [item for each in await run_bounded(LISTS_AT_ONCE, lists) for item in each.items()]
+        return {by_folder[folder][0]: Look(*seen, by_folder[folder][1]) for folder, seen in shown}
 
     async def _moved(self, key: str, seqno: int | None, look: Look | None) -> tuple[bool, Versioned | None]:
         """Whether the head is not at `seqno`, and the head if so."""
         look = look or await self._look(key)
-        there = None if look.newest is None else version_of(look.newest.name)
-        if there is not None and there == seqno and await self._floor(folder_of(key), look.behind) <= seqno:
+        newest = None if look.newest is None else version_of(look.newest.name)
+        if newest is not None and newest == seqno and await self._floor(folder_of(key), look.behind) <= seqno:
             return False, None  # else it may be an orphan, and newer versions came while the list went on
         head = await self._head(key, look)
         return (None if head is None else head.seqno) != seqno, head
@@ -180,65 +177,65 @@ class ObjectReads(Consensus):
         self._check([key])
         if limit <= 0:
             return []
-        folder, wanted, tags = folder_of(key), list[Tagged](), dict[str, str]()
+        folder, listed, tags = folder_of(key), list[Tagged](), dict[str, str]()
         for _ in range(ROUNDS_MAX):
             versions, behind = await self._versions(key, from_seqno)
-            wanted = versions[:limit]
-            if not wanted:
+            listed = versions[:limit]
+            if not listed:
                 floor = await self._floor(folder, behind)
                 if floor <= from_seqno:
                     return []
                 from_seqno = floor  # they were truncated while the list passed them
                 continue
             read, floor = await both(
-                partial(self._contents, key, wanted, tags), partial(self._floor, folder, behind)
+                partial(self._contents, key, listed, tags), partial(self._floor, folder, behind)
             )
-            if floor > version_of(wanted[0].name):  # what lies below it does not count
+            if floor > version_of(listed[0].name):  # what lies below it does not count
                 from_seqno = floor
                 continue
-            seqnos = [version_of(found.name) for found in wanted]
+            seqnos = [version_of(version.name) for version in listed]
             if read.keys() >= {*seqnos}:
-                found = [Versioned(seqno, read[seqno]) for seqno in seqnos]
-                if len(wanted) == len(versions):
-                    self._known.saw(key, seqnos[-1], floor)
-                    self._tails.add(key, found[-TAIL_MAX:])
-                self._kept.forget(key)
-                return found
-        differs = next((each for each in wanted if tags.get(each.name) != each.tag), None)
+                version = [Versioned(seqno, read[seqno]) for seqno in seqnos]
+                if len(listed) == len(versions):
+                    self._heads.saw(key, seqnos[-1], floor)
+                    self._tails.add(key, version[-TAIL_MAX:])
+                self._unfinished.forget(key)
+                return version
+        differs = next((each for each in listed if tags.get(each.name) != each.tag), None)
         raise self._contradiction(differs, differs and tags.get(differs.name))
 
     async def _versions(self, key: str, from_seqno: int) -> tuple[list[Tagged], list[Tagged] | None]:
         """The versions from a seqno on, in ascending order, and floors and wishes if the lists went on to
         them. The first page is as long as the known head makes likely: older names cost time, too."""
-        folder, found = folder_of(key), list[Tagged]()
+        folder, names = folder_of(key), list[Tagged]()
         after, last = folder + VERSIONS, folder + version_name(max(from_seqno, 0))
-        known = self._known.seqno(key)
-        limit = PAGE if known is None else max(min(known - from_seqno + MORE, PAGE), MORE)
+        newest = self._heads.seqno(key)
+        limit = PAGE if newest is None else max(min(newest - from_seqno + MORE, PAGE), MORE)
         while True:
             page = await self._bucket.find(folder, after=after, limit=limit)
-            found += page
+            names += page
             if len(page) < limit or page[-1].name > last:
                 break
             after, limit = page[-1].name, PAGE
-        versions = [listed for listed in found if listed.name <= last][::-1]
-        return versions, _among(found, folder + FLOORS) if len(page) < limit else None
+        versions = [listed for listed in names if listed.name <= last][::-1]
+        return versions, _among(names, folder + FLOORS) if len(page) < limit else None
 
-    async def _contents(self, key: str, wanted: Sequence[Tagged], tags: dict[str, str]) -> dict[int, bytes]:
+    async def _contents(self, key: str, versions: Sequence[Tagged], tags: dict[str, str]) -> dict[int, bytes]:
         """The data of these versions, by seqno, as far as the objects are those that were listed: some of
         them, from the newest on, with their tails; then those that no tail has. `tags` gets the tags of the
         objects that were read."""
         read: dict[int, bytes] = {}
 
         async def get(listed: Tagged) -> None:
-            stored = self._kept.find(key, listed.name)
+            stored = self._unfinished.find(key, listed.name)
             if stored is None or stored.tag != listed.tag:
                 stored = await self._got(key, listed.name)
             tags[listed.name] = "" if stored is None else stored.tag
             if stored is not None and stored.tag == listed.tag:
                 read.update(unpacked(listed.name, version_of(listed.name), stored.data))
 
-        for some in wanted[:: -(TAIL_MAX + 1)], wanted:
-            missing = [listed for listed in some if version_of(listed.name) not in read]
+        for chosen in versions[:: -(TAIL_MAX + 1)], versions:
+            missing = [listed for listed in chosen if version_of(listed.name) not in read]
             await run_bounded(GETS_AT_ONCE, [partial(get, listed) for listed in missing])
         return read
 
@@ -247,17 +244,17 @@ class ObjectReads(Consensus):
         self._check([key])
         folder = folder_of(key)
         listed = await self._bucket.find(folder + VERSIONS)
-        floor, found = await self._floor(folder), list[Versioned]()
+        floor, versions_below = await self._floor(folder), list[Versioned]()
 
         async def get(name: str) -> None:
             stored = await self._bucket.get(name)
             if stored is not None:
                 versions = unpacked(name, version_of(name), stored.data)
-                found.extend(version for version in versions if version.seqno < floor)
+                versions_below.extend(version for version in versions if version.seqno < floor)
 
         near = (each.name for each in listed if version_of(each.name) <= floor + TAIL_MAX)
         await run_bounded(GETS_AT_ONCE, [partial(get, name) for name in near])
-        return found
+        return versions_below
 
     async def versions(self, key: str, first: int, last: int) -> list[Versioned]:
         self._check([key])
@@ -266,7 +263,7 @@ class ObjectReads(Consensus):
 
         async def get(seqno: int) -> None:
             name = folder_of(key) + version_name(seqno)
-            stored = self._kept.find(key, name) or await self._got(key, name)
+            stored = self._unfinished.find(key, name) or await self._got(key, name)
             if stored is not None:
                 read.update(self._true_of(unpacked(name, seqno, stored.data)))
 
@@ -274,18 +271,18 @@ class ObjectReads(Consensus):
             tailed = range(lowest, first, 1 - len(read))  # each is likely to carry so many before it
             await run_bounded(GETS_AT_ONCE, [partial(get, seqno) for seqno in tailed])
         if all(seqno in read for seqno in range(first, last + 1)):
-            self._kept.forget(key)
+            self._unfinished.forget(key)
             return [Versioned(seqno, read[seqno]) for seqno in range(first, last + 1)]
         return await super().versions(key, first, last)
 
     async def _got(self, key: str, name: str) -> Object | None:
         stored = await self._bucket.get(name)
         if stored is not None:
-            self._kept.add(key, name, stored)
+            self._unfinished.add(key, name, stored)
         return stored
 
     def _true_of(self, unlisted: Sequence[Versioned]) -> Sequence[Versioned]:
-        """What is true of an object that no list has shown: it may be an orphan, but its tail is not."""
+        """The true versions of an object that no list has shown: it may be an orphan, but its tail is not."""
         return unlisted[:-1]
 
     # --- keys ------------------------------------------------------------------------------------
@@ -297,7 +294,7 @@ class ObjectReads(Consensus):
         hashed = [
             partial(self._bucket.get, f"{HASHED}{rest}/{KEY}") for rest in await self._bucket.folders(HASHED)
         ]
-        long = [found.data.decode() for found in await run_bounded(GETS_AT_ONCE, hashed) if found]
+        long = [stored.data.decode() for stored in await run_bounded(GETS_AT_ONCE, hashed) if stored]
         return sorted([*keys, *(key for key in long if key.startswith(prefix))])
 
     def _check(self, keys: Mapping[str, object] | Sequence[str] = ()) -> None:

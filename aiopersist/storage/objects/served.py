@@ -39,8 +39,8 @@ class ServedBlob(Blob, Generic[C]):
         """The name of a blob's object."""
 
     async def get(self, key: str) -> bytes | None:
-        found = await self._client.get(self._name(key))
-        return None if found is None else found[0]
+        answer = await self._client.get(self._name(key))
+        return None if answer is None else answer[0]
 
     async def delete(self, keys: Sequence[str]) -> None:
         await self._client.delete([self._name(key) for key in keys])

@@ -1,8 +1,8 @@
 """The object of a version, and what it carries of the versions before it.
 
-Who has been away reads all versions since then, and many objects cost many requests. So an object carries its
-*tail*: the versions before it, as far as its writer knows them, a few and small. They are what was read or
-written as versions, so they are true wherever they are found, also in an orphan.
+A client that was away reads all versions since then, and many objects cost many requests. So an object
+carries its *tail*: a few small versions before it, as far as its writer knows them. Its writer has read or
+written each as a version, so they are true, even in an orphan.
 
     <token> <length of the first> <length of the next>\\n<the first of the tail><the next><the version>
 """
@@ -23,39 +23,39 @@ class Tails:
     """By key, the newest versions that one handle has read or written as such; they follow each other."""
 
     def __init__(self) -> None:
-        self._known: dict[str, list[Versioned]] = {}
+        self._versions: dict[str, list[Versioned]] = {}
 
     def add(self, key: str, versions: Sequence[Versioned], *, own: bool = False) -> None:
-        """These follow each other; those of a call's `own` creation follow what was known. What was known
-        stays if they share a version with it, and is forgotten if that is another one: its bucket was
-        restored from a backup, and what came after that has another history."""
-        known = self._known.pop(key, [])
-        there = dict(known)
-        shared = [version for version in versions if version.seqno in there]
-        is_later = not known or versions[-1].seqno > known[-1].seqno
-        follows = own and bool(known) and known[-1].seqno + 1 == versions[0].seqno
-        if any(there[seqno] != data for seqno, data in shared) or (is_later and not shared and not follows):
-            known, is_later = [], True
+        """Add versions that follow each other; those of a call's `own` creation follow the known ones. The
+        known ones stay if both share a version, and are forgotten if that version differs: then the bucket
+        was restored from a backup, and has another history since."""
+        before = self._versions.pop(key, [])
+        data_of = dict(before)
+        shared = [version for version in versions if version.seqno in data_of]
+        is_later = not before or versions[-1].seqno > before[-1].seqno
+        follows = own and bool(before) and before[-1].seqno + 1 == versions[0].seqno
+        if any(data_of[seqno] != data for seqno, data in shared) or (is_later and not shared and not follows):
+            before, is_later = [], True
         if is_later:
-            older = [version for version in known if version.seqno < versions[0].seqno]
-            known = [*older, *versions][-TAIL_MAX:]
-        sizes = list(accumulate(len(version.data) for version in reversed(known)))
-        self._known[key] = known[sum(size > TAIL_BYTES_MAX for size in sizes) :]
-        if len(self._known) > KEYS_MAX:
-            del self._known[next(iter(self._known))]
+            older = [version for version in before if version.seqno < versions[0].seqno]
+            before = [*older, *versions][-TAIL_MAX:]
+        sizes = list(accumulate(len(version.data) for version in reversed(before)))
+        self._versions[key] = before[sum(size > TAIL_BYTES_MAX for size in sizes) :]
+        if len(self._versions) > KEYS_MAX:
+            del self._versions[next(iter(self._versions))]
 
     def forget(self, key: str) -> None:
-        """Its bucket went back to what was before them."""
-        self._known.pop(key, None)
+        """Its bucket went back to an earlier state."""
+        self._versions.pop(key, None)
 
     def newest(self, key: str) -> list[Versioned]:
         """The newest that are known, in ascending order."""
-        return self._known.get(key, [])
+        return self._versions.get(key, [])
 
     def before(self, key: str, seqno: int) -> list[bytes]:
         """The data of the versions before `seqno`, in ascending order, up to the one right before it."""
-        known = self._known.get(key, [])
-        return [version.data for version in known] if known and known[-1].seqno == seqno - 1 else []
+        versions = self._versions.get(key, [])
+        return [version.data for version in versions] if versions and versions[-1].seqno == seqno - 1 else []
 
 
 def packed(token: bytes, tail: Sequence[bytes], data: bytes) -> bytes:

@@ -1,8 +1,8 @@
 """Wishes as objects: they lie where the floors do, which each commit lists anyway.
 
 The name of a wish says whose it is, for how long its client has waited, and for how long it lasts from when
-it is heard: no clock of a bucket is as fine as that. So a handle heeds each name once. A client deletes its
-wish before when it leaves another one, and a truncation deletes all.
+it is heard: no clock of a bucket is as fine as that. So a handle obeys each name once. A client deletes its
+earlier wish when it leaves another one, and a truncation deletes all.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,11 +46,11 @@ class WishObjects(HeardWishes):
 
 def _wish(key: str, name: str) -> Wish:
     """What a name says. An earlier version of the library has left names that say only how long it lasts."""
-    told, _, lasts = name.rpartition("/")[2].removeprefix("~").rpartition("-")
-    who, _, rest = told.partition(".")
+    owner, _, lasts = name.rpartition("/")[2].removeprefix("~").rpartition("-")
+    who, _, rest = owner.partition(".")
     return Wish(key, who, _seconds(lasts), _seconds(rest.rpartition(".")[2]))
 
 
-def _seconds(told: str) -> float:
-    """0 for what is no number of milliseconds."""
-    return int(told) / 1000 if told.isascii() and told.isdigit() and len(told) < 8 else 0.0
+def _seconds(text: str) -> float:
+    """The milliseconds as seconds; 0 for another text."""
+    return int(text) / 1000 if text.isascii() and text.isdigit() and len(text) < 8 else 0.0

@@ -64,7 +64,7 @@ class PostgresAddress:
     shown: str
     may_lag: bool = False
     """Whether the URL allows a standby."""
-    wanted: str = _WRITABLE[0]
+    servers: str = _WRITABLE[0]
     """Which servers may be used, as `target_session_attrs` says it."""
     several: bool = False
     """Whether the URL names several servers."""
@@ -93,13 +93,13 @@ class PostgresAddress:
             if options.get(option, values[0]) not in values:
                 instead = _INSTEAD.get(option, "it has another meaning")
                 raise InvalidLocation(f"postgres: option {option!r} must be {' or '.join(values)}: {instead}")
-        wanted = options.get(_SERVERS, _WRITABLE[0])
+        servers = options.get(_SERVERS, _WRITABLE[0])
         return cls(
             _driver_arguments(url, address),
             name,
             repr(address),
-            wanted not in _WRITABLE,
-            wanted,
+            servers not in _WRITABLE,
+            servers,
             "," in address.host or "," in options.get("host", "") or "service" in options,
             _startup(options),
             {option: _number(option, options[option]) for option in _NUMBERS if option in options},

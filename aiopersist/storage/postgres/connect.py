@@ -1,9 +1,9 @@
 """How a connection to Postgres is made: to the server itself, or to a pooler before it.
 
-*A pooler* (pgbouncer and its like) gives a client another connection of the server with each transaction, and
-shares it with others. So nothing that belongs to a session lasts there: no setting, no prepared statement, no
-LISTEN; what is prepared there under a name may be the statement of another client. A pooler shows itself: the
-number that it gives a session is not that of the server's process. The first statement of a connection asks
+*A pooler* (such as pgbouncer) gives a client another connection of the server with each transaction, and
+shares it with others. So nothing of a session lasts there: no setting, no prepared statement, no LISTEN; a
+name may have the prepared statement of another client. A pooler shows itself: the number that it gives a
+session is not that of the server's process. The first statement of a connection asks
 for it. That statement also sets what a pooler refuses, or drops, when it comes with the start; and the driver
 does not prepare it, since it may go to a pooler already.
 
@@ -71,7 +71,7 @@ class Connector:
     def __init__(self, address: PostgresAddress, session: Mapping[str, str]) -> None:
         self._address = address
         self._session = {**SESSION, **session}
-        self._unwanted = _UNWANTED.get(address.wanted, "false")
+        self._unwanted = _UNWANTED.get(address.servers, "false")
         self._pooled: bool | None = True if address.pooled else None  # `None`: nobody has asked yet
         self._ssl: ssl.SSLContext | None = None
 
@@ -112,7 +112,7 @@ class Connector:
                 bits = await self._settle(connection, pooled, "pooled")
             self._pooled = connection.pooled = bool(bits & 1) or address.pooled
             if bits & 2:
-                raise NotThePrimary(f"postgres: cannot connect: the server is not {address.wanted}")
+                raise NotThePrimary(f"postgres: cannot connect: the server is not {address.servers}")
         except BaseException:
             connection.terminate()
             raise
@@ -123,7 +123,7 @@ class Connector:
         transaction = connection.transaction(isolation="read_committed")
         await transaction.start()
         if await self._settle(connection, "false", "true") & 2:
-            raise NotThePrimary(f"postgres: the server is not {self._address.wanted}")
+            raise NotThePrimary(f"postgres: the server is not {self._address.servers}")
         return transaction
 
     async def _settle(self, connection: Connection, pooled: str, local: str) -> int:
@@ -141,14 +141,14 @@ class Connector:
 
     def _keep_alive(self, connection: Connection) -> None:
         """Set the options of the socket that the URL names."""
-        found = connection._transport.get_extra_info("socket")  # type: ignore[attr-defined]
+        sock = connection._transport.get_extra_info("socket")  # type: ignore[attr-defined]
         numbers = self._address.numbers
-        if found is None or found.family == getattr(socket, "AF_UNIX", None):
+        if sock is None or sock.family == getattr(socket, "AF_UNIX", None):
             return
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, numbers.get("keepalives", 1))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, numbers.get("keepalives", 1))
         for name, option in _KEEPALIVES.items():
             if numbers.get(name) and hasattr(socket, option):  # 0: the default of the system
-                found.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), numbers[name])
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), numbers[name])
 
     def failure(self, error: Exception) -> Exception:
         """The error of this library for a failure to connect: nothing of the caller was sent."""

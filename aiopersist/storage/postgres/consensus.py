@@ -118,17 +118,17 @@ class PostgresConsensus(Consensus):
         return Versioned(row["seqno"], row["data"])
 
     async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
-        found: dict[str, Versioned | None] = {}
+        moved: dict[str, Versioned | None] = {}
         for key in known:
             check_consensus_key(key)
-        for some in sliced(known, _KEYS_AT_ONCE):
-            found |= await self._pool.read(partial(self._heads, some))
-        return found
+        for chunk in sliced(known, _KEYS_AT_ONCE):
+            moved |= await self._pool.read(partial(self._heads, chunk))
+        return moved
 
     async def _heads(
-        self, known: Mapping[str, int | None], connection: Connection
+        self, seqnos: Mapping[str, int | None], connection: Connection
     ) -> dict[str, Versioned | None]:
-        rows = await connection.fetch(self._sql["heads"], list(known), list(known.values()))
+        rows = await connection.fetch(self._sql["heads"], list(seqnos), list(seqnos.values()))
         if rows:
             self._set_clock(rows[0]["clock"])
         return {r["key"]: None if r["seqno"] is None else Versioned(r["seqno"], r["data"]) for r in rows}
@@ -156,8 +156,8 @@ class PostgresConsensus(Consensus):
         if for_s <= 0:
             await self._pool.write(lambda c: c.execute(self._sql["withdraw"], list(keys), slot))
             return
-        given = list(keys), slot, who, for_s, waited_s
-        row = await self._pool.write(lambda connection: connection.fetchrow(self._sql["wish"], *given))
+        arguments = list(keys), slot, who, for_s, waited_s
+        row = await self._pool.write(lambda connection: connection.fetchrow(self._sql["wish"], *arguments))
         assert row is not None  # the statement gives one row
         self._answered(keys, row)
 
@@ -262,8 +262,8 @@ class PostgresConsensus(Consensus):
         """An answer to a compare-and-set of these keys came, or to a wish for them."""
         now: float = row["clock"]
         self._set_clock(now)
-        told = [wish.split(" ", 3) for wish in row["wishes"] or ()]
-        wishes = [Wish(key, who, float(until) - now, now - float(since)) for until, since, who, key in told]
+        texts = [wish.split(" ", 3) for wish in row["wishes"] or ()]
+        wishes = [Wish(key, who, float(until) - now, now - float(since)) for until, since, who, key in texts]
         self._heard.hear(keys, wishes)
 
     def _set_clock(self, seconds: float) -> None:

@@ -9,8 +9,8 @@ listen. A commit tries to take the lock exclusively for its own duration. If it 
 and nothing is sent. A process that begins to listen meanwhile waits for the end of that commit, and then
 reads the store. Two commits at once may hinder each other: then one of them notifies without need.
 
-One connection listens, from the first watch on. Each time it connects, all waiters are woken: keys that moved
-before came without a hint. The connection sends a query now and then, since a network that silently drops
+One connection listens, from the first watch on. Each time it connects, all waiters are woken: earlier moves
+came without a hint. The connection sends a query now and then, since a network that silently drops
 packets would keep a lost connection looking alive.
 
 A server may refuse to listen (a standby, a missing privilege) or cut the connection at once. Each
@@ -150,11 +150,11 @@ class NotifyHints:
         while True:
             keys = self._waiters.keys()
             try:
-                found = await self._pool.read(partial(self._seqnos, keys)) if keys else {}
+                seqnos = await self._pool.read(partial(self._seqnos, keys)) if keys else {}
             except Error as error:
                 return str(error)
-            moved = [key for key in keys if key not in seen or seen[key] != found.get(key)]
-            seen = {key: seen[key] for key in before if key in seen} | {key: found.get(key) for key in keys}
+            moved = [key for key in keys if key not in seen or seen[key] != seqnos.get(key)]
+            seen = {key: seen[key] for key in before if key in seen} | {key: seqnos.get(key) for key in keys}
             before = {*keys}
             self._waiters.wake(moved)
             delay = POLL_S if moved else min(delay * POLL_GROWTH, POLL_MAX_S)
@@ -174,15 +174,15 @@ class NotifyHints:
 
 
 def heard(payload: str) -> tuple[str, list[str]]:
-    """The sender and the keys of a message. One that is none, since anybody may send on a channel, is of
-    nobody, and of all keys."""
+    """The sender and the keys of a message. Anybody may send on a channel: another text counts as a message
+    from nobody about all keys."""
     try:
-        found = json.loads(payload)
+        texts = json.loads(payload)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, list) or not found or not all(isinstance(text, str) for text in found):
+        texts = None
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         return "", [_ALL]
-    return found[0], found[1:]
+    return texts[0], texts[1:]
 
 
 def payloads(sender: str, keys: Collection[str]) -> list[str]:

@@ -81,11 +81,11 @@ class Pool:
 
     async def read(self, use: Callable[[Connection], Awaitable[T]]) -> T:
         """Use a connection for a read, which may be sent again."""
-        return await self._told(partial(self._read, use))
+        return await self._in_task(partial(self._read, use))
 
     async def write(self, use: Callable[[Connection], Awaitable[T]]) -> T:
         """Use a connection once. After `ServerRefused` or `StorageUnavailable` surely nothing happened."""
-        return await self._told(partial(self.use, use))
+        return await self._in_task(partial(self.use, use))
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run `work` in a task that the pool owns. It begins at once, where Python can (`begun`)."""
@@ -142,7 +142,7 @@ class Pool:
         await transaction.commit()
         return result
 
-    async def _told(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _in_task(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of `work`, in a task of the pool, which goes on when the caller is cancelled."""
         _, answer = spawn_with_result(work, self.spawn)
         return await answer

@@ -28,8 +28,8 @@ class Tables(NamedTuple):
     ddl: str
 
     async def exist(self, connection: "Connection") -> bool:
-        there: bool = await connection.fetchval(_HAS_TABLE, self.schema, self.mark)
-        return there
+        exists: bool = await connection.fetchval(_HAS_TABLE, self.schema, self.mark)
+        return exists
 
     async def require(self, connection: "Connection") -> None:
         """Raise `InvalidLocation` if they do not exist."""

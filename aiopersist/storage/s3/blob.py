@@ -42,22 +42,22 @@ class S3Blob(ServedBlob[S3Client]):
         return cls(S3Client.at(address, "blob store"))
 
     async def get_range(self, key: str, offset: int, length: int) -> bytes | None:
-        found = await self._client.get(self._name(key), (offset, max(length, 1)))
-        return None if found is None else found[0][:length]
+        answer = await self._client.get(self._name(key), (offset, max(length, 1)))
+        return None if answer is None else answer[0][:length]
 
     async def set(self, key: str, data: bytes | memoryview) -> None:
         name, view = self._name(key), memoryview(data).cast("B")
         if len(view) > PART_BYTES:
             await self._set_in_parts(name, view)
         else:
-            await self._client.put(name, bytes(view))
+            await self._client.put(name, data if isinstance(data, bytes) else bytes(view))
 
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         async for page in self._client.pages(prefix):
-            for found in page.get("Contents", ()):
-                key = found["Key"].removeprefix(self._client.prefix)
+            for item in page.get("Contents", ()):
+                key = item["Key"].removeprefix(self._client.prefix)
                 if key and not key.endswith("/"):  # a folder that a tool made is no blob
-                    yield key, found["Size"]
+                    yield key, item["Size"]
 
     async def aclose(self) -> None:
         self._client.closed = True
@@ -93,12 +93,12 @@ class S3Blob(ServedBlob[S3Client]):
         """`Indeterminate` unless the whole value is there. A server may answer 200 before it completes an
         upload, and tell the outcome in the body: one that was cut off, or is of a proxy, tells nothing."""
         try:
-            found = await self._client.get(name, (0, 1))
+            first_byte = await self._client.get(name, (0, 1))
         except StorageUnavailable as error:
             raise Indeterminate(f"s3: set: an upload may have been completed: {error}") from error
-        answer = {} if found is None else found[1]
-        there = answer.get("ContentRange", "").rpartition("/")[2] or answer.get("ContentLength")
-        if there is None or int(there) != size:
+        answer = {} if first_byte is None else first_byte[1]
+        length = answer.get("ContentRange", "").rpartition("/")[2] or answer.get("ContentLength")
+        if length is None or int(length) != size:
             raise Indeterminate("s3: set: the answer does not tell whether the upload was completed")
 
     async def _upload_parts(self, upload: dict[str, Any], view: memoryview) -> Sequence[dict[str, Any]]:

@@ -28,34 +28,34 @@ class S3Bucket(ServedBucket[S3Client]):
         return cls(S3Client.at(address, "consensus store", clock), clock)
 
     async def get(self, name: str) -> Object | None:
-        found = await self._client.get(name)
-        if found is None:
+        answer = await self._client.get(name)
+        if answer is None:
             return None
-        tag = tag_of(found[1].get("ETag"))
+        tag = tag_of(answer[1].get("ETag"))
         if not tag:
             raise StorageUnavailable(f"{self!r}: get: the answer has no ETag, so it is not the store's")
-        return Object(found[0], tag)
+        return Object(answer[0], tag)
 
     async def find(self, prefix: str, *, after: str = "", limit: int | None = None) -> list[Tagged]:
-        client, found = self._client, list[Tagged]()
+        client, objects = self._client, list[Tagged]()
         start = {"StartAfter": client.prefix + after} if after else {}
         size = PAGE if limit is None else min(PAGE, limit)
         async with aclosing(client.pages(prefix, MaxKeys=size, **start)) as pages:
             async for page in pages:
-                found += [
+                objects += [
                     Tagged(item["Key"].removeprefix(client.prefix), tag_of(item.get("ETag")))
                     for item in page.get("Contents", ())
                 ]
-                if limit is not None and len(found) >= limit:
-                    return found[:limit]
-        return found
+                if limit is not None and len(objects) >= limit:
+                    return objects[:limit]
+        return objects
 
     async def folders(self, prefix: str) -> list[str]:
-        begin, found = self._client.prefix + prefix, list[str]()
+        begin, names = self._client.prefix + prefix, list[str]()
         async for page in self._client.pages(prefix, Delimiter="/"):
             folders = page.get("CommonPrefixes", ())
-            found += [folder["Prefix"].removeprefix(begin).removesuffix("/") for folder in folders]
-        return found
+            names += [folder["Prefix"].removeprefix(begin).removesuffix("/") for folder in folders]
+        return names
 
     async def now(self) -> float:
         return self._clock.now() if self._clock.is_known else await self.clock()

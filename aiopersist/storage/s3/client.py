@@ -75,9 +75,8 @@ class S3Client:
             "session_token": "aws_session_token",
         }
         credentials = {names[name]: value for name, value in options.items() if name in names}
-        endpoint, region = options.get("endpoint"), options.get("region")
-        given: dict[str, Any] = {"endpoint": endpoint, "region": region, "credentials": credentials}
-        return cls(address.host, address.path, **given, what=what, clock=clock)
+        server: dict[str, Any] = {"endpoint": options.get("endpoint"), "region": options.get("region")}
+        return cls(address.host, address.path, **server, credentials=credentials, what=what, clock=clock)
 
     def __repr__(self) -> str:
         return f"s3://{self.bucket}/{self.prefix}"
@@ -116,22 +115,22 @@ class S3Client:
             raise errors.mapped(error, repr(self), op, writing=writing) from error
 
     async def get(
-        self, name: str, wanted: tuple[int, int] | None = None
+        self, name: str, span: tuple[int, int] | None = None
     ) -> tuple[bytes, Mapping[str, Any]] | None:
-        """The object, or `wanted[1]` bytes from `wanted[0]` on, and the driver's answer; `None` if it is not
-        there. A body whose checksum or length is wrong is read again, and then is `Corruption`."""
+        """The object, or the `span` of it (its offset and length), and the driver's answer; `None` if it is
+        not there. A body whose checksum or length is wrong is read again, and then is `Corruption`."""
         request = self.target(name)
-        if wanted is not None:
-            request["Range"] = f"bytes={wanted[0]}-{wanted[0] + wanted[1] - 1}"
+        if span is not None:
+            request["Range"] = f"bytes={span[0]}-{span[0] + span[1] - 1}"
         for _ in range(READ_ATTEMPTS):
             try:
-                found: tuple[bytes, Mapping[str, Any]] | None = await self.ask(
-                    "get", lambda s3: _body(s3, request, wanted), none_if=errors.is_missing
+                answer: tuple[bytes, Mapping[str, Any]] | None = await self.ask(
+                    "get", lambda s3: _body(s3, request, span), none_if=errors.is_missing
                 )
             except Damaged as error:
                 damage = str(error)
             else:
-                return found
+                return answer
         raise Corruption(f"{self!r}: {name} came damaged {READ_ATTEMPTS} times: {damage}")
 
     async def put(self, name: str, data: bytes) -> None:
@@ -146,15 +145,15 @@ class S3Client:
         answer = await self.ask("set", lambda s3: _put(s3, put), none_if=errors.is_there, writing=True)
         return None if answer is None else answers.tag_of(answer["ETag"])
 
-    async def pages(self, prefix: str, **wanted: Any) -> AsyncGenerator[Mapping[str, Any], None]:
+    async def pages(self, prefix: str, **options: Any) -> AsyncGenerator[Mapping[str, Any], None]:
         """The driver's answers to a list of the names that begin with `prefix`, until there are no more."""
-        wanted = {"Bucket": self.bucket, "Prefix": self.prefix + prefix, **wanted}
+        options = {"Bucket": self.bucket, "Prefix": self.prefix + prefix, **options}
         while True:
-            page = await self.ask("list", lambda s3: _page(s3, wanted))
+            page = await self.ask("list", lambda s3: _page(s3, options))
             yield page
             if not page.get("IsTruncated"):
                 return
-            wanted["ContinuationToken"] = page["NextContinuationToken"]
+            options["ContinuationToken"] = page["NextContinuationToken"]
 
     async def delete(self, names: list[str]) -> None:
         """Delete these objects; those that are absent are fine."""
@@ -228,7 +227,7 @@ async def _deleted(request: dict[str, Any], s3: Any) -> Mapping[str, Any]:
 
 
 async def _body(
-    s3: Any, request: dict[str, Any], wanted: tuple[int, int] | None
+    s3: Any, request: dict[str, Any], span: tuple[int, int] | None
 ) -> tuple[bytes, Mapping[str, Any]]:
     try:
         answer = await s3.get_object(**request)
@@ -244,12 +243,12 @@ async def _body(
         raise answers.ForeignAnswer
     if len(data) != answer["ContentLength"]:
         raise Damaged(f"{len(data)} bytes of {answer['ContentLength']}")
-    if wanted is None:
+    if span is None:
         return data, answer
     if "ContentRange" not in answer:  # a server without ranges sends the whole value
-        return data[wanted[0] : wanted[0] + wanted[1]], answer
-    if len(data) > wanted[1]:
-        raise Damaged(f"{len(data)} bytes instead of {wanted[1]}")
+        return data[span[0] : span[0] + span[1]], answer
+    if len(data) > span[1]:
+        raise Damaged(f"{len(data)} bytes instead of {span[1]}")
     return data, answer
 
 

@@ -94,11 +94,11 @@ def _was_not_sent(error: Exception) -> bool:
 
 def _causes(error: BaseException) -> list[BaseException]:
     """The error and its causes; the driver keeps some causes in an attribute."""
-    found: list[BaseException] = []
+    causes: list[BaseException] = []
     rest: list[object] = [error]
     while rest:
         e = rest.pop()
-        if isinstance(e, BaseException) and e not in found:
-            found.append(e)
+        if isinstance(e, BaseException) and e not in causes:
+            causes.append(e)
             rest += [e.__cause__, e.__context__, getattr(e, "kwargs", {}).get("error")]
-    return found
+    return causes

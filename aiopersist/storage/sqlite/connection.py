@@ -1,19 +1,17 @@
 """Connections that know which files they have open.
 
-A connection goes on with its files, though they were deleted, or others are at their paths by now: after a
-restore from a backup, say, or where the folder was moved away. What it commits then no other process finds,
-and a crash loses it.
+A connection goes on with its files even if they were deleted or replaced: by a restore from a backup, say, or
+if the folder was moved away. No other process finds what it commits then, and a crash loses it.
 
-The log may go without anybody deleting it. The last process that closes the file deletes its log, and takes
-itself for the last one by locks of the file. A process loses *all* its locks of a file whenever it closes
-*any* descriptor of it (so it is with POSIX locks), such as that of a backup that it made by copying.
+The log may vanish although nobody deletes it. The last process that closes the file deletes its log, and
+locks of the file tell which one is the last. But a process loses *all* its locks of a file when it closes
+*any* descriptor of it (a rule of POSIX locks), such as that of a backup by copying.
 
 So each store opens one file only, and a result counts only if the file and its log are still at their paths.
 It cannot heal by opening them anew: a connection that closes may write its old log to the file.
 
 The log lies beside the name by which a file was opened; a symbolic link is followed first. A file with
-several names would have several logs, and who opens it by one name would not see what was committed by
-another.
+several names would have several logs: commits by one name would not be seen by another.
 """
 
 import os
@@ -52,17 +50,17 @@ class KnownFiles(sqlite3.Connection):
         check_same(self.log, file_id(_log(path)), _log(path))
 
 
-def check_same(opened: FileId | None, there: FileId | None, path: str) -> None:
+def check_same(opened: FileId | None, current: FileId | None, path: str) -> None:
     """`StorageUnavailable` if another file is at the path than the opened one, or none."""
-    if opened != there:
+    if opened != current:
         text = f"{path}: the file was removed or replaced while it was open: open it anew"
         raise StorageUnavailable(text, retry=False)
 
 
 def path_of(path: str | os.PathLike[str]) -> str:
     """The absolute path of the file to which the path leads: there the log is."""
-    found = os.path.abspath(path)
-    return os.path.realpath(found) if os.path.islink(found) else found
+    absolute = os.path.abspath(path)
+    return os.path.realpath(absolute) if os.path.islink(absolute) else absolute
 
 
 def _check_one_name(path: str) -> None:
@@ -76,10 +74,10 @@ def _check_one_name(path: str) -> None:
 def file_id(path: str) -> FileId | None:
     """The file at the path, if there is one."""
     try:
-        found = os.stat(path)
+        state = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_dev, found.st_ino
+    return state.st_dev, state.st_ino
 
 
 _opening = threading.Lock()

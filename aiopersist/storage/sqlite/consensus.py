@@ -182,8 +182,8 @@ class _Moves(SqliteTransaction):
         (self.moved if won else self.lost).extend(seqnos_of(entries).items())
         if won:
             return None
-        found = sql.heads(self.connection, {entry.key: entry.expected for entry in entries})
-        return {key: head for key, head in found.items() if head is not None}
+        heads = sql.heads(self.connection, {entry.key: entry.expected for entry in entries})
+        return {key: head for key, head in heads.items() if head is not None}
 
     def mark(self) -> int:
         return len(self.moved)

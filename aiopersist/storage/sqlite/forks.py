@@ -69,9 +69,9 @@ def _open_files() -> Iterator[FileId]:
         descriptors = os.listdir("/dev/fd")
     for descriptor in descriptors:
         with suppress(OSError):  # that of the listing is closed by now
-            found = os.fstat(int(descriptor))
-            if stat.S_ISREG(found.st_mode):
-                yield found.st_dev, found.st_ino
+            state = os.fstat(int(descriptor))
+            if stat.S_ISREG(state.st_mode):
+                yield state.st_dev, state.st_ino
 
 
 if hasattr(os, "register_at_fork"):

@@ -202,7 +202,7 @@ class ReadonlySqliteConsensus(SqliteReads):
 
 def _stat(path: str) -> Stat:
     try:
-        found = os.stat(path)
+        state = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return (found.st_ino, found.st_size, found.st_mtime_ns)
+    return (state.st_ino, state.st_size, state.st_mtime_ns)

@@ -27,12 +27,12 @@ class SqliteReads(Consensus):
         return await self._read(lambda connection: sql.head(connection, key))
 
     async def heads(self, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
-        found: dict[str, Versioned | None] = {}
+        moved: dict[str, Versioned | None] = {}
         for key in known:
             check_consensus_key(key)
-        for some in sliced(known, _KEYS_AT_ONCE):
-            found |= await self._read(partial(sql.heads, known=some))
-        return found
+        for chunk in sliced(known, _KEYS_AT_ONCE):
+            moved |= await self._read(partial(sql.heads, seqnos=chunk))
+        return moved
 
     async def scan(self, key: str, from_seqno: int, limit: int) -> list[Versioned]:
         check_consensus_key(key)

@@ -1,9 +1,9 @@
 """Who may write a SQLite file, asked before it is opened.
 
-SQLite makes a log, `-wal`, and its index, `-shm`, beside a file that it opens, under the user of the process,
-and also for one that may write the folder and not the file. Then who may write the file cannot write its log,
-and all are locked out until somebody deletes what is left. So nothing is opened that this process may not
-write, or beside which it would make files that others cannot use.
+SQLite makes a log, `-wal`, and its index, `-shm`, beside a file that it opens. They belong to the user of the
+process, even if that user may write the folder but not the file. Then others that may write the file cannot
+write its log, and all are locked out until somebody deletes these files. So a file is not opened if this
+process may not write it, or would make files beside it that others cannot use.
 """
 
 import os
@@ -32,12 +32,12 @@ def check_rights(path: str) -> None:
     """`StorageUnavailable` unless this process may write the file and what is beside it, and others may write
     what it would make there."""
     files = [path, f"{path}-wal", f"{path}-shm"]
-    there = [file for file in files if os.path.exists(file)]
+    existing = [file for file in files if os.path.exists(file)]
     folder = os.path.dirname(path)
-    for place in [*there, *([folder] if len(there) < len(files) else [])]:
+    for place in [*existing, *([folder] if len(existing) < len(files) else [])]:
         if not may_write(place):
             raise forbidden(place)
-    if there[:1] == [path]:
+    if existing[:1] == [path]:
         _check_group(os.stat(path), os.stat(folder), path)
 
 

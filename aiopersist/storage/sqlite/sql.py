@@ -52,11 +52,11 @@ def prepare(connection: sqlite3.Connection) -> None:
 
 def check_format(connection: sqlite3.Connection) -> None:
     """Raise `InvalidLocation` unless the tables are there, in a format that this version knows."""
-    found = _format(connection)
-    if found == 0:
+    version = _format(connection)
+    if version == 0:
         raise InvalidLocation("sqlite: the file holds no location: a client that may write makes it")
-    if found > _FORMAT:
-        raise InvalidLocation(f"sqlite: a newer aiopersist wrote the file (format {found}): update")
+    if version > _FORMAT:
+        raise InvalidLocation(f"sqlite: a newer aiopersist wrote the file (format {version}): update")
 
 
 def _format(connection: sqlite3.Connection) -> int:
@@ -71,14 +71,14 @@ def head(connection: sqlite3.Connection, key: str) -> Versioned | None:
     return None if row is None else Versioned(*row)
 
 
-def heads(connection: sqlite3.Connection, known: Mapping[str, int | None]) -> dict[str, Versioned | None]:
-    moved = [key for key, seqno in known.items() if _head_seqno(connection, key) != seqno]
+def heads(connection: sqlite3.Connection, seqnos: Mapping[str, int | None]) -> dict[str, Versioned | None]:
+    moved = [key for key, seqno in seqnos.items() if _head_seqno(connection, key) != seqno]
     return {key: head(connection, key) for key in moved}
 
 
 def _head_seqno(connection: sqlite3.Connection, key: str) -> int | None:
-    found = connection.execute("SELECT max(seqno) FROM versions WHERE key = ?", (key,))
-    seqno: int | None = found.fetchone()[0]
+    newest = "SELECT max(seqno) FROM versions WHERE key = ?"
+    seqno: int | None = connection.execute(newest, (key,)).fetchone()[0]
     return seqno
 
 
@@ -146,15 +146,15 @@ def truncate(connection: sqlite3.Connection, key: str, seqno: int) -> Truncation
 
 def _slice(connection: sqlite3.Connection, key: str, floor: int) -> tuple[int, int]:
     """The seqno of the earliest row, and the end of the first slice of rows below `floor`."""
-    found = connection.execute(
+    rows = connection.execute(
         "SELECT seqno, length(data) FROM versions WHERE key = ? AND seqno BETWEEN 0 AND ? - 1 "
         "ORDER BY seqno LIMIT ?",
         (key, floor, SLICE_ROWS),
     ).fetchall()
-    if not found:
+    if not rows:
         return floor, floor
-    fitting = sum(size <= SLICE_BYTES for size in accumulate(size for _, size in found))
-    return found[0][0], found[max(fitting, 1) - 1][0] + 1
+    fitting = sum(size <= SLICE_BYTES for size in accumulate(size for _, size in rows))
+    return rows[0][0], rows[max(fitting, 1) - 1][0] + 1
 
 
 def remove(connection: sqlite3.Connection, key: str, expected: Versioned) -> bool:

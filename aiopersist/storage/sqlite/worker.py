@@ -37,22 +37,22 @@ log = logging.getLogger("aiopersist").getChild("storage")
 class ThreadJob(Generic[T]):
     """A caller's `work`, which is given the thread's resource, and its outcome."""
 
-    __slots__ = ("error", "future", "result", "settled", "work")
+    __slots__ = ("error", "future", "outcome_known", "result", "work")
 
     def __init__(self, work: Callable[[Any], T], future: asyncio.Future[T]) -> None:
         self.work = work
         self.future = future
-        self.settled = False
+        self.outcome_known = False
         self.result: T | None = None
         self.error: BaseException | None = None
 
     def succeed(self, result: T) -> None:
         """Settle the job for good: the effects of `work` can no longer be taken back."""
-        self.settled, self.result, self.error = True, result, None
+        self.outcome_known, self.result, self.error = True, result, None
 
     def fail(self, error: BaseException) -> None:
         """Settle the job with an error."""
-        self.settled, self.result, self.error = True, None, error
+        self.outcome_known, self.result, self.error = True, None, error
 
 
 class WorkerThread:
@@ -172,7 +172,7 @@ def _deliver(jobs: list[ThreadJob[Any]], failure: BaseException) -> None:
     """Give them their outcomes; those that are not settled have failed with `failure`."""
     by_loop: dict[asyncio.AbstractEventLoop, list[ThreadJob[Any]]] = {}
     for job in jobs:
-        if not job.settled:
+        if not job.outcome_known:
             job.fail(failure)
         by_loop.setdefault(job.future.get_loop(), []).append(job)
     for loop, its_jobs in by_loop.items():

@@ -1,8 +1,8 @@
-"""What stands between the machines and the stores, and answers in their place: a proxy, a gateway.
+"""Something between the machines and the stores, which answers in their place: a proxy, a gateway.
 
 It passes a request on, and after the store has carried it out answers with an error of its own, dated by a
-clock of its own. Or it passes the answer on, and dates it. What is concluded from that, the code decides that
-decides about the answers of a real object store."""
+clock of its own. Or it passes the answer on, and dates it. The code that judges the answers of a real object
+store judges these, too."""
 
 import random  # noqa: TID251  # everything here comes from a seed
 from email.utils import formatdate
@@ -26,11 +26,11 @@ class Between:
         self._wall = wall
 
     def happens(self, rate: float) -> bool:
-        """Draw whether it does; a world without it has no such dice."""
+        """Draw whether it happens; at rate 0 nothing is drawn."""
         return rate > 0 and self._dice.random() < rate
 
     def error(self, op: str, *, writing: bool) -> Exception:
-        """What is concluded from an error that is not the store's."""
+        """The error of this library for one that is not the store's."""
         status = self._dice.choice(STATUSES)
         return refusal(f"simulated: {op}: {status}", status, "", writing=writing)
 
@@ -54,7 +54,7 @@ class HeardClock:
         self._wrong: list[float | str] = []
 
     def own(self, sent: float, rate: float) -> bool:
-        """An answer of the store came; the date of one of so many is wrong. Whether this one's is."""
+        """An answer of the store came. Returns whether its date is wrong, as it is at that rate."""
         if not self._wrong and self.clock.is_known and self._between.happens(rate):
             self._wrong = self._between.wrong()
         wrong = self._wrong.pop() if self._wrong else 0.0

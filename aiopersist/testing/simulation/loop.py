@@ -1,8 +1,8 @@
-"""The event loop of a world: no time passes but while everything waits, and then at once; no thread runs.
+"""The event loop of a world: time passes only while everything waits, and then at once; no thread runs.
 
 Ready callbacks run in an order that the seed gives, so any order of the steps of tasks can happen. Tasks
 and futures hash by their number, not by their address, so that sets of them have one order in all runs.
-What belongs to a *life* that ended is put aside when its turn comes, and never runs: memory that is gone.
+A callback of a *life* that ended is put aside when its turn comes, and never runs: its memory is gone.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class _Task(_Numbered, asyncio.Task[Any]):
 
 
 class _Ready(list[Any]):
-    """Callbacks that may run; the next one is drawn, and the last one takes its place."""
+    """Callbacks that may run. The next one is drawn, and the last one takes its place."""
 
     def __init__(self, dice: random.Random, nothing: asyncio.Handle) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._ready: Any = _Ready(dice, asyncio.Handle(lambda: None, (), self))
         self.set_task_factory(_task)  # type: ignore[arg-type]
         self.unhandled: list[BaseException] = []
-        """Errors that nobody was told, apart from those of lives that ended."""
+        """Errors that nobody was told, except those of lives that ended."""
         self.set_exception_handler(_note_unhandled)  # type: ignore[arg-type]
 
     @property
@@ -166,15 +166,15 @@ def _task(
     return task
 
 
-APART = ("cli", "demo", "fastapi", "spark", "testing", "web")  # what the calls of a client never import
+NEVER_IMPORTED = ("cli", "demo", "fastapi", "spark", "testing", "web")  # by the calls of a client
 
 
 @cache  # to look for modules takes longer than to play a small world
 def import_library() -> None:
-    """Import all that calls import when they need it: what a process has imported before must have no part in
-    the order of steps."""
+    """Import all that calls import on demand: earlier imports of the process must not change the order of
+    steps."""
     for package in pkgutil.iter_modules(sys.modules["aiopersist"].__path__, "aiopersist."):
-        if package.ispkg and package.name.rpartition(".")[2] not in APART:
+        if package.ispkg and package.name.rpartition(".")[2] not in NEVER_IMPORTED:
             for module in pkgutil.walk_packages(import_module(package.name).__path__, f"{package.name}."):
                 with suppress(ImportError):  # of an extra that is not installed
                     import_module(module.name)
@@ -182,7 +182,7 @@ def import_library() -> None:
 
 @contextmanager
 def threads_inline(loop: SimulatedLoop) -> Iterator[None]:
-    """What goes to a thread of anyio from this loop runs in it."""
+    """Run in this loop what it sends to a thread of anyio."""
     real = anyio.to_thread.run_sync
 
     async def run_sync(func: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -187,10 +187,9 @@ class Machine:
         crashes_max: int = 3,
         within_s: float = 0.1,
     ) -> T:
-        """The result of `application(client)`. The machine crashes up to `crashes_max` times, each time
-        up to `within_s` after its start, and starts again, with a new client; it also starts again after an
-        `Indeterminate` or `StorageUnavailable` that the application lets through. Other errors are
-        raised."""
+        """The result of `application(client)`. The machine crashes up to `crashes_max` times, each time up to
+        `within_s` after its start, and starts again, with a new client; it also starts again after an
+        `Indeterminate` or `StorageUnavailable` that the application lets through. Other errors are raised."""
         crashes_left = crashes_max
         loop = asyncio.get_running_loop()
 

@@ -115,9 +115,9 @@ class Network:
         """Draw whether a fault happens; it is counted."""
         rate: float = getattr(self.weather, kind)
         # drawn at rate 0, too: without one fault the others stay as they are
-        found = self._dice.random() < rate
-        self.counts[kind] += found
-        return found
+        drawn = self._dice.random() < rate
+        self.counts[kind] += drawn
+        return drawn
 
     def send(self, line: "Wire", op: str, act: Request[T], store: str) -> "asyncio.Task[T]":
         """A request on its way, which nobody can stop."""
@@ -153,21 +153,21 @@ class Network:
         sent = line.heard.clock.sent()
         await self._sleep(self.delay_s(line.distance))
         if line.is_cut_off(store) or self.happens("refused"):
-            raise self._told(line, op, StorageUnavailable(f"simulated: {op} was refused"))
+            raise self._failed(line, op, StorageUnavailable(f"simulated: {op} was refused"))
         if op not in _READS and self._loop.time() < self.full_until:
-            raise self._told(line, op, StorageUnavailable("simulated: the store is full"))
+            raise self._failed(line, op, StorageUnavailable("simulated: the store is full"))
         if self.happens("late"):
             self._own(self._afterwards(line, op, act))
-            raise self._told(line, op, Indeterminate(f"simulated: the answer to {op} is lost"))
+            raise self._failed(line, op, Indeterminate(f"simulated: the answer to {op} is lost"))
         if self.happens("dropped"):
-            raise self._told(line, op, Indeterminate(f"simulated: the answer to {op} is lost"))
+            raise self._failed(line, op, Indeterminate(f"simulated: the answer to {op} is lost"))
         result = await act()
         self.note(line.name, op, result)
         if op in _TWICE and self.happens("duplicated"):
             self._own(self._afterwards(line, op, act, within_s=self.weather.latency_s))
         await self._sleep(self.delay_s(line.distance))
         if line.is_cut_off(store) or self.happens("lost"):
-            raise self._told(line, op, Indeterminate(f"simulated: the answer to {op} is lost"))
+            raise self._failed(line, op, Indeterminate(f"simulated: the answer to {op} is lost"))
         self._dated(line, op, sent)
         return result
 
@@ -177,7 +177,7 @@ class Network:
         if not op.startswith("stash.") and self.between.happens(weather.foreign):
             self.counts["foreign"] += 1
             line.heard.foreign(sent)
-            raise self._told(line, op, self.between.error(op, writing=op not in _READS))
+            raise self._failed(line, op, self.between.error(op, writing=op not in _READS))
         if weather.foreign or weather.dates:
             self.counts["foreign dates"] += line.heard.own(sent, weather.dates)
 
@@ -192,7 +192,7 @@ class Network:
         except ValueError:  # a truncation whose key moved meanwhile: nobody is told
             self.note(line.name, "late", op, "refused")
 
-    def _told(self, line: "Wire", op: str, error: Exception) -> Exception:
+    def _failed(self, line: "Wire", op: str, error: Exception) -> Exception:
         self.note(line.name, op, type(error).__name__)
         return error
 
@@ -275,10 +275,10 @@ class SimulatedConsensus(WrappedConsensus):
     async def clock(self) -> float:
         clock = self._line.heard.clock
         for _ in range(AGREE):
-            told = await super().clock()
+            answer = await super().clock()
             if not clock.is_in_doubt:
                 break
-        return clock.now() if clock.is_known else told
+        return clock.now() if clock.is_known else answer
 
     async def watch(self, key: str) -> None:
         if self._line.losing_hints:

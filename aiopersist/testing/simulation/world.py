@@ -66,7 +66,7 @@ class Backup:
 
 
 class World:
-    """What a scenario is given. All its stores, clocks and dice come from `seed`."""
+    """The argument of a scenario. All its stores, clocks and dice come from `seed`."""
 
     def __init__(self, seed: int, weather: Weather, sizes: Mapping[str, int], loop: SimulatedLoop) -> None:
         self.seed = seed
@@ -80,14 +80,14 @@ class World:
         self.consensus = MemoryConsensus(runtime=self.runtime)
         self.machines: dict[str, Machine] = {}
         self.sizes: dict[str, int] = {}
-        self._given = dict(sizes)
+        self._sizes = dict(sizes)
         self._context = Context()
         self._around = Surroundings(self.network, self.blob, self.consensus, self._outside)
         self._loop = loop
 
     @property
     def counts(self) -> Counter[str]:
-        """Count here what happens, to see that a scenario is worth its name."""
+        """Count here what happens, to see that a scenario does what it should."""
         return self.network.counts
 
     @property
@@ -110,11 +110,11 @@ class World:
     def size(self, name: str, low: int, high: int) -> int:
         """Draw how many there are of something, `low` to `high`. `search` tries a world with fewer."""
         drawn = self.dice.randint(low, high)
-        self.sizes[name] = max(low, min(high, self._given.get(name, drawn)))
+        self.sizes[name] = max(low, min(high, self._sizes.get(name, drawn)))
         return self.sizes[name]
 
     def open(self, *, settings: Settings | None = None, maintenance: bool = False) -> Opening[Client]:
-        """A client that nothing happens to: for checks."""
+        """A client without faults, for checks."""
         return open_client(
             blob=self.blob,
             consensus=self.consensus,
@@ -136,7 +136,7 @@ class World:
         await self.network.settle()
 
     def backup(self) -> "Backup":
-        """What both stores, and the stashes, have at this moment."""
+        """A copy of both stores, and of the stashes, at this moment."""
         shared = self.consensus._shared
         return Backup(self.blob._shared.blobs.copy(), deepcopy(shared.logs), copied(shared.others))
 
@@ -158,7 +158,7 @@ class World:
     # --- how it is played ------------------------------------------------------------------------
 
     async def _play(self, scenario: Scenario) -> None:
-        """The scenario, with what befalls it meanwhile."""
+        """Play the scenario, with the troubles of the weather."""
         troubles = self._loop.create_task(self._troubles())
         try:
             async with asyncio.timeout(WORLD_S):
@@ -167,7 +167,7 @@ class World:
             troubles.cancel()
 
     async def _troubles(self) -> None:
-        """Each second, what the weather draws, until it clears up."""
+        """Draw troubles each second, until the weather clears up."""
         dice = random.Random(f"troubles {self.seed}")
         while self.network.weather.full or self.network.weather.cut_off:
             await self.sleep(1.0)
@@ -178,8 +178,8 @@ class World:
                     machine.cut_off(dice.uniform(0, self.weather.slow_s), dice.choice(_CUT_OFF))
 
     async def _take_down(self) -> None:
-        """Let what machines left behind end; it is cut off for ever. What the scenario left ends first: it
-        would start machines again."""
+        """End the tasks that machines left behind, which reach no store any more. Those of the scenario end
+        first: they would start machines again."""
         lives, mine = [machine._life for machine in self.machines.values()], asyncio.current_task()
         owned = {task for life in (*lives, *self._around.ended) for task in life.tasks}
         await self._end(lambda: sorted(asyncio.all_tasks(self._loop) - owned - {mine}, key=hash))
@@ -194,10 +194,10 @@ class World:
             life.frozen.clear()
         await self._end(lambda: [task for life in self._around.ended for task in life.tasks])
 
-    async def _end(self, found: "Callable[[], list[asyncio.Task[Any]]]") -> None:
+    async def _end(self, running: "Callable[[], list[asyncio.Task[Any]]]") -> None:
         """Cancel tasks until none is left, though one of them may begin others."""
         for _ in range(TAKING_DOWN_MAX):
-            tasks = [task for task in found() if not task.done() and task not in self.network._under_way]
+            tasks = [task for task in running() if not task.done() and task not in self.network._under_way]
             if not tasks:
                 return
             for task in tasks:
@@ -211,10 +211,9 @@ def simulate(
     weather: Weather = STORMY,
     sizes: Mapping[str, int] | None = None,
 ) -> Played:
-    """Play `scenario(world)` in the world of that seed; what happened. Raises what it raises, or an error of
-    a task that nobody was told, with a note that names the seed. Takes no longer than its own work, whatever
-    it waits for. The same seed, scenario and version of Python and of the library give the same world, step
-    by step."""
+    """Play `scenario(world)` in the world of that seed, and return what happened. Raises the scenario's
+    error, or that of a task that nobody awaited, with a note that names the seed. Waiting takes no time. The
+    same seed, scenario and version of Python and of the library give the same world, step by step."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -261,18 +260,18 @@ def _within_its_loop(scenario: Scenario, seed: int, weather: Weather, sizes: Map
 
 @contextmanager
 def _collecting_by_hand() -> Iterator[None]:
-    """What nobody has any more goes at the same step in all runs: the loop collects (`loop.py`). No warning
-    says so: what a crashed machine had goes unclosed."""
+    """Garbage is collected at the same steps in all runs, by the loop (`loop.py`). It warns of no unclosed
+    resource: a crashed machine closes nothing."""
     was_enabled, were_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
-    gc.freeze()  # what was there before is not looked at again
+    gc.freeze()  # older objects are not looked at again
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         try:
             yield
         finally:
             gc.collect()  # this world
-            if not were_frozen:  # what the application has frozen would thaw, too
+            if not were_frozen:  # objects that the application has frozen would thaw, too
                 gc.unfreeze()
             if was_enabled:
                 gc.enable()

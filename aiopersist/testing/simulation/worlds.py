@@ -27,8 +27,8 @@ class Failure(AssertionError):
     def __str__(self) -> str:
         name = getattr(self.error, "__name__", type(self.error).__name__)
         said = str(self.error).partition("\n")[0]
-        found = {field.name: getattr(self.weather, field.name) for field in fields(Weather)}
-        shown = ", ".join(f"{k}={value}" for k, value in found.items() if value != getattr(CALM, k))
+        rates = {field.name: getattr(self.weather, field.name) for field in fields(Weather)}
+        shown = ", ".join(f"{k}={value}" for k, value in rates.items() if value != getattr(CALM, k))
         again = f"simulate(scenario, {self.seed}, Weather({shown}), {self.sizes})"
         if not self.repeats:
             again += "\nIt did not fail a second time: the scenario depends on something outside of its world"
@@ -36,8 +36,8 @@ class Failure(AssertionError):
 
 
 def search(scenario: Scenario, seeds: Iterable[int], weather: Weather = STORMY) -> Counter[str]:
-    """Play the worlds of all seeds; what happened in them. The first that fails is made smaller, fewer
-    faults and smaller sizes, as long as it fails in the same way, and raised as `Failure`."""
+    """Play the worlds of all seeds, and return what happened in them. The first that fails is made smaller
+    (fewer faults, smaller sizes) as long as it fails in the same way, and raised as `Failure`."""
     counts: Counter[str] = Counter()
     for number, seed in enumerate(seeds, 1):
         played = _played(scenario, seed, weather, {})
@@ -55,13 +55,13 @@ def _smaller(scenario: Scenario, seed: int, weather: Weather, error: BaseExcepti
         return Failure(seed, error, weather, sizes, worlds, repeats=False)
     for kind in weather.kinds:
         for other in range(seed, seed + NEARBY):  # without one fault another world may fail in its place
-            if (found := _failing(scenario, other, weather.without(kind), sizes, error)) is not None:
-                seed, weather, error = other, weather.without(kind), found
+            if (failure := _failing(scenario, other, weather.without(kind), sizes, error)) is not None:
+                seed, weather, error = other, weather.without(kind), failure
                 break
     for name, drawn in _sizes(scenario, seed, weather, {}).items():
         for fewer in range(drawn):
-            if (found := _failing(scenario, seed, weather, sizes | {name: fewer}, error)) is not None:
-                sizes, error = sizes | {name: fewer}, found
+            if (failure := _failing(scenario, seed, weather, sizes | {name: fewer}, error)) is not None:
+                sizes, error = sizes | {name: fewer}, failure
                 break
     sizes = _sizes(scenario, seed, weather, sizes)  # none below its least
     return Failure(seed, error, weather, sizes, worlds)
@@ -75,7 +75,7 @@ def _failing(
     return played if isinstance(played, BaseException) and type(played) is type(like) else None
 
 
-def _sizes(scenario: Scenario, seed: int, weather: Weather, given: dict[str, int]) -> dict[str, int]:
+def _sizes(scenario: Scenario, seed: int, weather: Weather, sizes: dict[str, int]) -> dict[str, int]:
     """What that world draws."""
     drawn: dict[str, int] = {}
 
@@ -85,7 +85,7 @@ def _sizes(scenario: Scenario, seed: int, weather: Weather, given: dict[str, int
         finally:
             drawn.update(world.sizes)
 
-    _played(noted, seed, weather, given)
+    _played(noted, seed, weather, sizes)
     return drawn
 
 

@@ -19,12 +19,12 @@ EMPTY = Antichain()
 
 
 @contextmanager
-def refused(*told: str, kind: type[StashError] = StashError, fenced: bool = False) -> Iterator[None]:
+def refused(*texts: str, kind: type[StashError] = StashError, fenced: bool = False) -> Iterator[None]:
     """Expect a refusal whose message contains all of `told`."""
     with pytest.raises(kind) as caught:
         yield
     assert caught.value.is_unrecoverable is fenced
-    assert [text for text in told if text not in str(caught.value)] == [], str(caught.value)
+    assert [text for text in texts if text not in str(caught.value)] == [], str(caught.value)
 
 
 async def looks(stash: Stash, *collections: StashCollection[Any, Any]) -> list[Any]:
@@ -70,15 +70,15 @@ def batch(c: Collection, entries: Sequence[Any] = (), **changes: Any) -> AppendB
 
 async def at_four(stash: Stash, other: Stash, *names: str) -> list[Collection]:
     """Collections that both handles have opened, with one entry, since {2} and upper {4}."""
-    made = []
+    collections = []
     for name in names:
         c = await stash.collection(name, str, int)
         assert await other.collection(name, str, int) == c
         await stash.update(c, ("a", 1), 3, 1)
         await stash.seal(c, 4)
         await stash.compact(c, 2)
-        made.append(c)
-    return made
+        collections.append(c)
+    return collections
 
 
 class StashAppend:
@@ -110,14 +110,14 @@ class StashAppend:
         for position in range(3):
             with pytest.raises(kind) as caught:
                 await stash.append([*good[:position], batch(bad, **changes), *good[position:]])
-            told = str(caught.value)
-            assert "collection_id" in changes or "'bad'" in told
+            message = str(caught.value)
+            assert "collection_id" in changes or "'bad'" in message
             if isinstance(error := caught.value, StashError) and "collection_id" not in changes:
-                assert ("{4}" if kind is StaleLower else "{2}") in told and not error.is_unrecoverable
+                assert ("{4}" if kind is StaleLower else "{2}") in message and not error.is_unrecoverable
             if isinstance(error, StaleLower):
                 lower = frontier(changes["lower"])
                 assert (error.collection, error.lower, error.upper) == ("bad", lower, Antichain(4))
-                assert str(lower) in told
+                assert str(lower) in message
             assert await looks(other, *collections) == before
         await other.append([*good, batch(bad)])
         assert [await stash.upper(c) for c in collections] == [EMPTY, Antichain(6), Antichain(5)]
@@ -134,12 +134,12 @@ class StashAppend:
         """Each opener must have called `collection` for it; other calls do not need that."""
         a = await stash.collection("a", str, int)
         b = await other.collection("b", str, int)
-        made = [await c.make_batch(other) for c in (b, a)]
+        batches = [await c.make_batch(other) for c in (b, a)]
         with refused():
-            await other.append(made)
+            await other.append(batches)
         assert await looks(stash, a, b) == [([], Antichain(0), Antichain(0))] * 2
         await other.collection("a", str, int)
-        await other.append(made)
+        await other.append(batches)
         assert await looks(stash, a, b) == [([], Antichain(0), Antichain(1))] * 2
 
     async def test_of_two_appends_one_comes_first(self, stash: Stash, other: Stash) -> None:
@@ -155,13 +155,13 @@ class StashAppend:
 
     async def test_make_batch(self, stash: Stash, other: Stash) -> None:
         (c,) = await at_four(stash, other, "c")
-        made = await c.make_batch(other)
-        assert made == batch(c, lower=Antichain(4), upper=Antichain(5), compact=Antichain(4))
-        c.append_to_batch(made, "b", 7, 2)
-        made.timestamp, made.upper = 6, Antichain(9)
-        c.append_to_batch(made, "c", 8, -1)
-        assert made.entries == [(("b", 7), 4, 2), (("c", 8), 6, -1)]
-        await other.append([made])
+        new_batch = await c.make_batch(other)
+        assert new_batch == batch(c, lower=Antichain(4), upper=Antichain(5), compact=Antichain(4))
+        c.append_to_batch(new_batch, "b", 7, 2)
+        new_batch.timestamp, new_batch.upper = 6, Antichain(9)
+        c.append_to_batch(new_batch, "c", 8, -1)
+        assert new_batch.entries == [(("b", 7), 4, 2), (("c", 8), 6, -1)]
+        await other.append([new_batch])
         expected = [(("a", 1), 4, 1), (("b", 7), 4, 2), (("c", 8), 6, -1)]
         assert await looks(stash, c) == [(expected, Antichain(4), Antichain(9))]
 

@@ -110,11 +110,11 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
     # --- collections -----------------------------------------------------------------------------
 
     async def test_a_new_collection_is_empty(self, stash: Stash, other: Stash) -> None:
-        made = [await stash.collection(name, str, int) for name in NAMES]
-        assert [c.name for c in made] == NAMES
-        assert len({c.id for c in made}) == len(NAMES)
-        assert [(await other.collection(name, str, int)).id for name in NAMES] == [c.id for c in made]
-        assert await looks(other, *made) == [([], Antichain(0), Antichain(0))] * len(made)
+        created = [await stash.collection(name, str, int) for name in NAMES]
+        assert [c.name for c in created] == NAMES
+        assert len({c.id for c in created}) == len(NAMES)
+        assert [(await other.collection(name, str, int)).id for name in NAMES] == [c.id for c in created]
+        assert await looks(other, *created) == [([], Antichain(0), Antichain(0))] * len(created)
 
     async def test_a_handle_works_with_every_opener(self, stash: Stash, other: Stash, url: str) -> None:
         c = await stash.collection("c", str, int)
@@ -232,9 +232,9 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
         c = await stash.collection("c", str, int)
         await stash.update(c, ("a", 1), TIME_MAX, 1)
         await stash.seal(c, TIME_MAX - 1)
-        made = await c.make_batch(stash)
-        assert (made.timestamp, made.upper) == (TIME_MAX - 1, Antichain(TIME_MAX))
-        await stash.append([made])
+        new_batch = await c.make_batch(stash)
+        assert (new_batch.timestamp, new_batch.upper) == (TIME_MAX - 1, Antichain(TIME_MAX))
+        await stash.append([new_batch])
         assert await other.peek(c) == []
         with refused("'c'", str(TIME_MAX)):
             await c.make_batch(stash)
@@ -248,13 +248,13 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
         """Nor is consolidation in the background: far more updates are written than entries remain."""
         c, idle = [await stash.collection(name, str, int) for name in ("c", "idle")]
         for time in range(8):
-            made = await c.make_batch(stash)
-            made.compact = max(0, time - 2)
+            new_batch = await c.make_batch(stash)
+            new_batch.compact = max(0, time - 2)
             for key in range(60):
                 if time:
-                    c.append_to_batch(made, str(key % 20), time - 1, -1)
-                c.append_to_batch(made, str(key % 20), time, 1)
-            await stash.append([made])
+                    c.append_to_batch(new_batch, str(key % 20), time - 1, -1)
+                c.append_to_batch(new_batch, str(key % 20), time, 1)
+            await stash.append([new_batch])
             assert await other.peek(c) == sorted((str(key), time, 3) for key in range(20))
         before = await looks(other, c)
         assert len(before[0][0]) == 20 * (1 + 2 * 2)
@@ -370,9 +370,9 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
                 await other.iter_key(c, "a")
             assert await other.peek_key_one(c, "b") == 1
             await stash.consolidate(c)
-        made = await c.make_batch(stash)
-        c.append_to_batch(made, "a", 1, -DIFF_MAX)
-        await stash.append([made])
+        new_batch = await c.make_batch(stash)
+        c.append_to_batch(new_batch, "a", 1, -DIFF_MAX)
+        await stash.append([new_batch])
         await stash.consolidate(c)
         assert await other.peek(c) == [("a", 1, DIFF_MAX), ("b", 1, 1)]
 
@@ -380,12 +380,12 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
         """Closing is idempotent and concerns no other handle; all writes stay."""
         (c,) = await at_four(stash, other, "c")
         before = await looks(other, c)
-        made = await c.make_batch(stash)
+        new_batch = await c.make_batch(stash)
         await stash.aclose()
         await stash.aclose()
         for call in (READS | CHANGES).values():
             with pytest.raises(InvalidUsage):
-                await call(stash, c, made)
+                await call(stash, c, new_batch)
         for waiting in (stash.migrate([]), stash.confirm_leadership()):
             with pytest.raises(InvalidUsage):
                 await waiting

@@ -62,7 +62,7 @@ class StashOwners:
         """All transactions of earlier openers are refused for ever; `append([])` is no transaction."""
         await USERS.upsert_key(stash, "a", 1)
         c = await USERS.get(other)
-        made = await c.make_batch(stash)
+        new_batch = await c.make_batch(stash)
         for earlier in (stash, other):
             await earlier.confirm_leadership()
         async with stashes.open(url) as owner:
@@ -71,7 +71,7 @@ class StashOwners:
             for earlier in (stash, other):
                 for call in (READS | CHANGES).values():
                     with refused(fenced=True):
-                        await call(earlier, c, made)
+                        await call(earlier, c, new_batch)
                 with refused(fenced=True):
                     await earlier.migrate([never])
                 with refused(fenced=True):
@@ -141,10 +141,10 @@ class StashOwners:
         async with stashes.open(url, readonly=True) as reader:
             c = await USERS.get(reader)
             before = await looks(stash, c)
-            made = await c.make_batch(reader)
+            new_batch = await c.make_batch(reader)
             for call in CHANGES.values():
                 with refused():
-                    await call(reader, c, made)
+                    await call(reader, c, new_batch)
             with refused():
                 await reader.migrate([never])
             with refused("'new'"):
@@ -155,7 +155,7 @@ class StashOwners:
                 await reader.confirm_leadership()
                 assert await USERS.peek_one(reader) == {"a": 2}
                 for call in READS.values():
-                    await call(reader, c, made)
+                    await call(reader, c, new_batch)
                 await owner.confirm_leadership()
 
     async def test_a_savepoint(self, url: str, stash: Stash) -> None:
@@ -167,9 +167,9 @@ class StashOwners:
             before = await looks(stash, c)
             assert await USERS.peek_one(trial) == {"a": 1}
             await trial.confirm_leadership()
-            made = await c.make_batch(trial)
+            new_batch = await c.make_batch(trial)
             for call in (READS | CHANGES).values():
-                await call(trial, c, made)
+                await call(trial, c, new_batch)
 
             async def step(tx: Stash) -> None:
                 await TypedCollection("migrated", str, int).upsert_key(tx, "m", 1)
@@ -232,9 +232,9 @@ class StashOwners:
             """A step can use all calls of a stash."""
             ran.append("third")
             c = await USERS.get(tx)
-            made = await c.make_batch(tx)
+            new_batch = await c.make_batch(tx)
             for call in (READS | CHANGES).values():
-                await call(tx, c, made)
+                await call(tx, c, new_batch)
             await tx.confirm_leadership()
 
         assert await stash.migrate([]) == 0

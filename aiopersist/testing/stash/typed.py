@@ -194,11 +194,11 @@ class StashTyped:
             *(USERS.upsert(h, [(f"k{i}", i), ("last", i)]) for i, h in enumerate(handles)),
             *(USERS.upsert_key(h, f"l{i}", i) for i, h in enumerate(handles)),
         )
-        found = await USERS.peek_one(other)
-        assert found.keys() == {"a", "last", *(f"{k}{i}" for k in "kl" for i in range(8))}
+        contents = await USERS.peek_one(other)
+        assert contents.keys() == {"a", "last", *(f"{k}{i}" for k in "kl" for i in range(8))}
         assert await USERS.upper(stash) == Antichain(upper + 16)
         gone = await asyncio.gather(*(USERS.delete(h, lambda k, v: True) for h in handles))
-        assert sorted(entry for one in gone for entry in one) == sorted(found.items())
+        assert sorted(entry for one in gone for entry in one) == sorted(contents.items())
         assert await USERS.peek_one(other) == {}
 
     async def test_a_table_transaction_is_appended(self, stash: Stash, other: Stash) -> None:
@@ -207,10 +207,10 @@ class StashTyped:
         assert table.set("a", None) == 1
         table.insert("c", 1)
         c = await USERS.get(stash)
-        made = await c.make_batch(stash)
+        batch = await c.make_batch(stash)
         for key, val, diff in table.pending():
-            c.append_to_batch(made, key, val, diff)
-        await stash.append([made])
+            c.append_to_batch(batch, key, val, diff)
+        await stash.append([batch])
         assert await USERS.peek_one(other) == {"b": 2, "c": 1}
         optional: TableTransaction[str, int | None] = TableTransaction({}, lambda a, b: False)
         with refused():
@@ -225,9 +225,9 @@ class StashTyped:
         upper = await stash.upper(c)
         await USERS.upsert_key(other, "a", 5)
         now, then = await c.make_batch(stash), await c.make_batch(stash, upper)
-        for made in (now, then):
-            c.append_to_batch(made, "a", 1, -1)
-            c.append_to_batch(made, "a", 2, 1)
+        for batch in (now, then):
+            c.append_to_batch(batch, "a", 1, -1)
+            c.append_to_batch(batch, "a", 2, 1)
         with refused("'users'", "'a'"):
             await stash.append([now])
         with refused("'users'", str(upper), kind=StaleLower):

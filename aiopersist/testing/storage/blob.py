@@ -46,9 +46,9 @@ KEYS = {
 async def listed(blob: Blob, prefix: str = "") -> dict[str, int]:
     """The keys and their sizes; a key that is listed twice is a failure."""
     items = [item async for item in blob.list(prefix)]
-    found = dict(items)
-    assert len(found) == len(items)
-    return found
+    sizes = dict(items)
+    assert len(sizes) == len(items)
+    return sizes
 
 
 class BlobConformance(TakesHandles):
@@ -182,8 +182,8 @@ class BlobConformance(TakesHandles):
         data = b"0123456789abcdef" * (MIB // 16)
         writing = asyncio.create_task(one.set("k", data))
         while not writing.done():
-            found = await two.get("k")
-            assert found is None or found == data
+            values = await two.get("k")
+            assert values is None or values == data
             for size in (await listed(two)).values():
                 assert size == len(data)
             await SYSTEM.sleep(0)  # a store that never waits lets no other task run
@@ -193,8 +193,8 @@ class BlobConformance(TakesHandles):
     async def test_many_at_once(self, handles: Handles) -> None:
         one, two = handles
         await asyncio.gather(*(one.set(f"k/{i}", b"%d" % i) for i in range(100)))
-        found = await asyncio.gather(*(two.get(f"k/{i}") for i in range(100)))
-        assert found == [b"%d" % i for i in range(100)]
+        values = await asyncio.gather(*(two.get(f"k/{i}") for i in range(100)))
+        assert values == [b"%d" % i for i in range(100)]
 
     async def test_a_cancelled_call_leaves_the_handle_usable(self, handles: Handles) -> None:
         one, two = handles

@@ -181,8 +181,8 @@ class ConsensusConformance(
     async def test_many_keys_at_once_each_its_own_outcome(self, handles: Handles) -> None:
         one, two = handles
         keys = [f"k{i}" for i in range(40)]
-        made = await asyncio.gather(*(one.compare_and_set(key, None, b"0") for key in keys))
-        assert made == [True] * 40
+        created = await asyncio.gather(*(one.compare_and_set(key, None, b"0") for key in keys))
+        assert created == [True] * 40
         for key in keys[::4]:
             assert await two.compare_and_set(key, 0, b"1")
         results = await asyncio.gather(*(one.compare_and_set(key, 0, b"mine") for key in keys))

@@ -37,8 +37,8 @@ async def check_heads_of(handles: Handles, count: int) -> None:
     one, two = handles
     keys = [f"k{i}" for i in range(count)]
     for at in range(0, len(keys), 100):
-        some = keys[at : at + 100]
-        assert all(await asyncio.gather(*(one.compare_and_set(key, None, key.encode()) for key in some)))
+        chunk = keys[at : at + 100]
+        assert all(await asyncio.gather(*(one.compare_and_set(key, None, key.encode()) for key in chunk)))
     await grow(one, "other", 3)
     assert await two.heads(dict.fromkeys(keys)) == {key: Versioned(0, key.encode()) for key in keys}
     assert await one.compare_and_set("k7", 0, b"1")
@@ -54,8 +54,8 @@ class HeadsConformance:
         await grow(one, "a", 3)
         await grow(one, "b", 1)
         await grow(one, "empty", 1)
-        known = {"a": 1, "b": 0, "gone": 4, "absent": None, "empty": None}
-        assert await two.heads(known) == {"a": Versioned(2, b"2"), "gone": None, "empty": Versioned(0, b"0")}
+        seqnos = {"a": 1, "b": 0, "gone": 4, "absent": None, "empty": None}
+        assert await two.heads(seqnos) == {"a": Versioned(2, b"2"), "gone": None, "empty": Versioned(0, b"0")}
         assert await two.heads({"a": 2, "b": 0, "empty": 0, "absent": None}) == {}
         assert await two.heads({"a": 5}) == {"a": Versioned(2, b"2")}
         assert await two.heads({}) == {}
@@ -74,8 +74,8 @@ class HeadsConformance:
             await grow(one, key, 1)
         for seqno in range(10):
             await asyncio.gather(*(one.compare_and_set(key, seqno, b"x") for key in keys))
-            found = await two.heads(dict.fromkeys(keys, seqno))
-            assert found == {key: Versioned(seqno + 1, b"x") for key in keys}
+            heads = await two.heads(dict.fromkeys(keys, seqno))
+            assert heads == {key: Versioned(seqno + 1, b"x") for key in keys}
 
     async def test_a_likely_head(self, handles: Handles) -> None:
         """It is the head, whatever was likely."""
@@ -94,8 +94,8 @@ class HeadsConformance:
             assert await two.versions("k", first, last) == numbered(range(first, last + 1))
         assert await one.compare_and_set("k", 39, b"40")
         assert await one.truncate("k", 38) == 38
-        found = await two.versions("k", 10, 39)
-        assert found == numbered(range(found[0].seqno, 40)) and found[0].seqno <= 38
+        versions = await two.versions("k", 10, 39)
+        assert versions == numbered(range(versions[0].seqno, 40)) and versions[0].seqno <= 38
 
     async def test_watched_together(self, handles: Handles) -> None:
         """Each `add` of a key gives one hint, and no version slips in between two of them."""

@@ -84,9 +84,9 @@ class RemoveConformance:
         for seqno in range(20):
             key = f"k{seqno}"
             await grow(one, key, 1)
-            gone, made = await asyncio.gather(removed(one, key, 0), two.compare_and_set(key, None, b"new"))
+            gone, created = await asyncio.gather(removed(one, key, 0), two.compare_and_set(key, None, b"new"))
             assert gone is True
-            assert await one.scan(key, 0, 10) == ([Versioned(0, b"new")] if made else [])
+            assert await one.scan(key, 0, 10) == ([Versioned(0, b"new")] if created else [])
 
     async def test_several_who_remove(self, handles: Handles) -> None:
         """All removals succeed, and none waits for ever, with a truncate beside them."""
@@ -100,5 +100,5 @@ class RemoveConformance:
             key = f"k{n}"
             await grow(one, key, 30)
             race = (removed(one, key, 29), truncated(key), removed(two, key, 29), removed(one, key, 29))
-            assert [found for found in await asyncio.gather(*race) if found is not None] == [True] * 3
+            assert [outcome for outcome in await asyncio.gather(*race) if outcome is not None] == [True] * 3
             assert await two.scan(key, 0, 100) == []

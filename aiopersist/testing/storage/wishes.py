@@ -1,5 +1,4 @@
-"""The part of the suite for consensus stores that is about races: what who loses one hears, and wishes to go
-first."""
+"""The part of the suite for consensus stores about races: what a loser learns, and wishes to go first."""
 
 import pytest
 
@@ -82,8 +81,8 @@ class WishesConformance:
         await grow(one, "k", 1)
         await two.wish(["k"], "far", LONG_S, 100.0)
         await one.wish(["k"], "near", 2 * LONG_S, 0.0)
-        told = one.stand_back_s("k", "near", 50.0)
-        assert told == 0 or 0 < told <= LONG_S, "a store need not tell it before a compare-and-set"
+        wait_s = one.stand_back_s("k", "near", 50.0)
+        assert wait_s == 0 or 0 < wait_s <= LONG_S, "a store need not tell it before a compare-and-set"
         assert await one.compare_and_set("k", 0, b"1")
         assert 0 < one.stand_back_s("k", "near", 50.0) <= LONG_S
         assert one.stand_back_s("k", "far", 150.0) == 0

@@ -1,4 +1,4 @@
-"""What a handle knows of the heads of keys: versions that it has seen to be one."""
+"""The versions that a handle has seen to be heads of keys."""
 
 from typing import NamedTuple
 
@@ -23,36 +23,36 @@ class KnownHeads:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._seen: dict[str, _HeadSeen] = {}
+        self._heads: dict[str, _HeadSeen] = {}
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return len(self._heads)
 
     def saw(self, key: str, seqno: int, floor: int | None = None) -> None:
-        """`seqno` was a head of the key, now, and this the greatest floor, if it is known."""
-        before = self._seen.pop(key, None)
+        """`seqno` is the head of the key now, and `floor` the greatest floor, if it is known."""
+        before = self._heads.pop(key, None)
         if floor is None and before is not None:
             floor = before.floor
         now = _HeadSeen(seqno, self._runtime.monotonic(), floor)
-        self._seen[key] = now if before is None or before.seqno <= seqno else before
-        if len(self._seen) > KNOWN_MAX:
-            self._seen.pop(next(iter(self._seen)))
+        self._heads[key] = now if before is None or before.seqno <= seqno else before
+        if len(self._heads) > KNOWN_MAX:
+            self._heads.pop(next(iter(self._heads)))
 
     def forget(self, key: str) -> None:
         """The bucket went back to an earlier head."""
-        self._seen.pop(key, None)
+        self._heads.pop(key, None)
 
     def seqno(self, key: str) -> int | None:
-        """The greatest that is known; `None`: nothing is."""
-        seen = self._seen.get(key)
+        """The greatest that is known, or `None`."""
+        seen = self._heads.get(key)
         return None if seen is None else seen.seqno
 
     def live(self, key: str) -> int | None:
-        """How many versions were there when it was seen, about; `None`: unknown."""
-        seen = self._seen.get(key)
+        """About how many versions the key had when its head was seen; `None`: unknown."""
+        seen = self._heads.get(key)
         return None if seen is None or seen.floor is None else seen.seqno + 1 - seen.floor
 
     def is_fresh(self, key: str, seqno: int) -> bool:
         """Whether it was the head a few seconds ago, and nothing newer is known."""
-        seen = self._seen.get(key)
+        seen = self._heads.get(key)
         return seen is not None and seen.seqno == seqno and self._runtime.monotonic() - seen.at < FRESH_S

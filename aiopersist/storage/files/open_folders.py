@@ -1,11 +1,11 @@
 """Open folders that files are moved into, while other processes may remove empty folders.
 
-A name is durable once its folder is fsynced and the names of the folders above are durable. The store makes
-a folder durable once, holds it open from then on, and moves files into it by its descriptor. A file that was
-moved lies in that very folder, so the folder and all above it have existed all the time: a folder that is not
-empty cannot be removed. If the folder was removed, the move fails, and the store makes it durable anew:
-another folder may have its name by now, perhaps not durably. If the folder was moved away, its path may lead
-to another one, and nobody would find a file in the old one: so the store compares both before each move.
+A name is durable once its folder is fsynced and the names of the folders above are durable. The store makes a
+folder durable once, holds it open from then on, and moves files into it by its descriptor. A moved file lies
+in that very folder, so the folder and all above it still exist: a folder that is not empty cannot be removed.
+If the folder was removed, the move fails, and the store makes it durable anew: another folder may have its
+name by now, perhaps not durably. If the folder was moved away, nobody would find a file in it: so the store
+compares it with the one at the path before each move.
 """
 
 import os
@@ -19,7 +19,7 @@ from aiopersist.storage.folders import fsync_folder, make_folder
 HELD_MAX = 64  # descriptors; beyond that the least recently used folder is closed
 
 
-class HeldFolders:
+class OpenFolders:
     """Open folders at or below `root`; safe for many threads."""
 
     def __init__(self, root: str, fsync: bool) -> None:
@@ -33,9 +33,9 @@ class HeldFolders:
         """A descriptor of the folder, which is made durably if it does not exist. The folder may be removed
         at any time: then making it, or a move into it, is a `FileNotFoundError`. `forget` it and try
         again."""
-        fd = self._known(folder)
+        fd = self._opened_before(folder)
         if fd is None:
-            fd = self._made(folder)
+            fd = self._open(folder)
         try:
             yield fd
         finally:
@@ -56,7 +56,7 @@ class HeldFolders:
         for fd in self._held.values():  # without the lock, which after a fork may be held for ever
             os.close(fd)
 
-    def _known(self, folder: str) -> int | None:
+    def _opened_before(self, folder: str) -> int | None:
         with self._lock:
             fd = self._held.get(folder)
             if fd is None:
@@ -67,7 +67,7 @@ class HeldFolders:
             self._held.move_to_end(folder)
             return os.dup(fd)
 
-    def _made(self, folder: str) -> int:
+    def _open(self, folder: str) -> int:
         make_folder(folder, durable=self._fsync)
         fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         try:
@@ -106,7 +106,7 @@ def _is_at(fd: int, folder: str) -> bool:
         return False
 
 
-def remove_empty(folder: str, root: str, folders: HeldFolders) -> None:
+def remove_empty(folder: str, root: str, folders: OpenFolders) -> None:
     """Remove the folder, and those above it below the root, as far as they are empty."""
     while folder != root:
         try:
