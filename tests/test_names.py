@@ -46,11 +46,12 @@ VAGUE = frozenset(
     {"found", "given", "known", "loose", "made", "settled", "some", "spent", "taken", "there", "told"}
     | {"vain", "wanted"}
 )
+# Public arguments, which keep their names.
+PUBLIC = {("fastapi/stream.py", "given")}
 # Packages whose names are still to be put right.
 UNTIDY = frozenset(
-    {"__init__.py", "backup", "cli", "client", "compact", "demo", "erase", "fastapi"}
-    | {"indexed", "maintenance", "read", "spark"}
-    | {"subscription", "table", "web"}
+    {"__init__.py", "backup", "client", "compact", "erase", "indexed", "maintenance", "read", "subscription"}
+    | {"table"}
 )
 
 # Names of others, which no code here uses: of Postgres, S3, Parquet, Python, Java and the tools in the docs.
@@ -225,7 +226,7 @@ def test_names_say_what_they_name() -> None:
         for path in sources()
         if path.relative_to(LIBRARY).parts[0] not in UNTIDY
         for line, name in bound_names(ast.parse(path.read_text(encoding="utf-8")))
-        if name.strip("_") in VAGUE
+        if name.strip("_") in VAGUE and (path.relative_to(LIBRARY).as_posix(), name) not in PUBLIC
     ]
     assert vague == []
 

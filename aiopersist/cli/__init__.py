@@ -1,11 +1,10 @@
-"""The `aiopersist` command. It imports the extra `cli` when it runs; without the extra it says what to
-install."""
+"""The `aiopersist` command. It needs the extra `cli`; without it, it says what to install."""
 
 import sys
 
 
 def main() -> None:
-    """The entry point; exit status 2 if it cannot begin, 130 if it is interrupted, also while it begins."""
+    """The entry point. Exit status 2: it cannot start; 130: it was interrupted, even at the start."""
     try:
         from aiopersist.cli.terminal import drop_unwritten, open_descriptors
 
@@ -23,7 +22,7 @@ def main() -> None:
 
         sys.stderr.write(f"{e.name} is not installed: {to_install('cli')}\n")
         raise SystemExit(2) from None
-    except OSError as e:  # commands tell theirs themselves: the help or the version cannot be written
+    except OSError as e:  # cannot write the help or the version; commands report their own errors
         sys.stderr.write(f"aiopersist: {e.strerror or e}\n")
         raise SystemExit(2) from None
     except KeyboardInterrupt:

@@ -1,7 +1,4 @@
-"""The commands, by name; the modules of this package say what each takes and does.
-
-A command is imported when it is called, or when its help is shown.
-"""
+"""The commands by name. A command is imported when it is called, or when its help is shown."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -48,10 +45,10 @@ MODULES = {
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands by name, each made when it is looked up."""
+    """The commands by name, each imported when it is looked up."""
 
     def __getitem__(self, name: str) -> Any:
-        return _made(name)
+        return _command(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(MODULES)
@@ -61,28 +58,28 @@ class _Commands(Mapping[str, Any]):
 
 
 @cache
-def _made(name: str) -> Any:
+def _command(name: str) -> Any:
     work = getattr(import_module(f"aiopersist.cli.{MODULES[name]}"), name)
     from aiopersist.cli.command import register  # imports a client
 
-    one = typer.Typer(add_completion=False)
+    command_app = typer.Typer(add_completion=False)
     if iscoroutinefunction(work):
-        register(one, work)
+        register(command_app, work)
     else:
-        one.command()(work)
-    return typer.main.get_command(one)
+        command_app.command()(work)
+    return typer.main.get_command(command_app)
 
 
 class _Group(TyperGroup):
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given | {"commands": _Commands()})
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options | {"commands": _Commands()})
 
 
 app = typer.Typer(cls=_Group, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
-def _tell_version(wanted: bool) -> None:
-    if wanted:
+def _tell_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"aiopersist {version_of('aiopersist')}")
         raise typer.Exit
 
@@ -91,7 +88,7 @@ def _tell_version(wanted: bool) -> None:
 def root(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version, and end."),
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
     """Durable, definite, time-varying collections."""

@@ -16,29 +16,29 @@ from aiopersist.cli.formats import BINARY, Format, as_json, cell, sink_of
 from aiopersist.cli.names import ShardName
 from aiopersist.cli.shown import safe
 from aiopersist.cli.terminal import escaped, output
-from aiopersist.cli.when import as_of_option, complete_times, known_time
+from aiopersist.cli.when import as_of_option, complete_times, read_time
 from aiopersist.data.part.select import project, resolve_columns
 from aiopersist.data.part.where_text import parse_where
 from aiopersist.data.types.schema import Schema
 
-ROWS_SHOWN = 100  # of a table for people, unless they say how many
-CELL_WIDTH = 60  # characters of a cell for people
+ROWS_SHOWN = 100  # of a table, without --limit
+CELL_WIDTH = 60  # characters of a cell of a table
 
-AsOf = Annotated[str | None, typer.Option(help="17, 2026-01-31T12:00Z or now-5min; else the newest.")]
+AsOf = Annotated[str | None, typer.Option(help="17, 2026-01-31T12:00Z or now-5min; by default the newest.")]
 Where = Annotated[
-    str | None, typer.Option(metavar="EXPR", help="""Rows alone such as 'key >= "a" and val.amount > 3'.""")
+    str | None, typer.Option(metavar="EXPR", help="""Only rows like 'key >= "a" and val.amount > 3'.""")
 ]
-Columns = Annotated[str | None, typer.Option(help="Columns instead of key, val, diff: key,val.amount")]
-Limit = Annotated[int | None, typer.Option(min=0, help="So many rows; a table shows 100.")]
-Form = Annotated[Format | None, typer.Option("--format", help="table on a terminal, else ndjson.")]
+Columns = Annotated[str | None, typer.Option(help="Only these columns, like key,val.amount.")]
+Limit = Annotated[int | None, typer.Option(min=0, help="At most N rows; by default a table shows 100.")]
+Form = Annotated[Format | None, typer.Option("--format", help="By default table on a terminal, else ndjson.")]
 
 
 def format_of(run: Invocation, form: Format | None) -> Format:
-    """The format that the options say; `CannotBegin` for bytes on a terminal."""
+    """The format by the options; `CannotBegin` for bytes on a terminal."""
     if run.as_json and form not in (None, Format.NDJSON):
         raise CannotBegin(f"--json is --format ndjson, not {form}")
     if form in BINARY and sys.stdout.isatty():
-        raise CannotBegin(f"{form} is not for a terminal: send it to a file or a pipe")
+        raise CannotBegin(f"{form} cannot go to a terminal: send it to a file or a pipe")
     return form or (Format.NDJSON if run.as_json or not sys.stdout.isatty() else Format.TABLE)
 
 
@@ -57,27 +57,27 @@ async def cat(
     chosen = format_of(run, form)
     async with run.reading() as client:
         _, schema = await client.schema(shard)
-        kept = condition(where, schema)
+        condition = condition_of(where, schema)
         shown = chosen_columns(schema, names)
         with complete_times(shard, time):
-            at = await known_time(run, client, shard, time)
-            # nothing is written to the location: a time that is not complete yet is refused
+            at = await read_time(run, client, shard, time)
+            # no wait: nobody may ever complete the time
             async with client.reader(shard, schema) as reader, reader.snapshot(at, wait=False) as snapshot:
-                await write_batches(run, snapshot.batches(kept, names), shown, limit, chosen)
+                await write_batches(run, snapshot.batches(condition, names), shown, limit, chosen)
 
 
-def condition(text: str | None, schema: Schema[Any, Any, Any]) -> Any:
-    """The condition that `--where` says."""
+def condition_of(text: str | None, schema: Schema[Any, Any, Any]) -> Any:
+    """The condition in the text of `--where`."""
     try:
         return None if text is None else parse_where(text, schema)
     except InvalidUsage as error:
-        told = str(error).removeprefix(f"{error.kind}: ")
-        hint = "; a text stands in quotes" if told.startswith("no column") else ""
-        raise CannotBegin(f"--where: {told}{hint}") from None
+        message = str(error).removeprefix(f"{error.kind}: ")
+        hint = "; write texts in quotes" if message.startswith("no column") else ""
+        raise CannotBegin(f"--where: {message}{hint}") from None
 
 
 def chosen_columns(schema: Schema[Any, Any, Any], columns: tuple[str, ...] | None) -> Any:
-    """The Arrow schema of contents of these columns; `CannotBegin` for one that is not there."""
+    """The Arrow schema of contents with these columns; `CannotBegin` for an unknown one."""
     whole = schema.contents_schema
     if columns is None:
         return whole
@@ -90,7 +90,7 @@ def chosen_columns(schema: Schema[Any, Any, Any], columns: tuple[str, ...] | Non
 async def write_batches(
     run: Invocation, batches: AsyncIterator[Any], columns: Any, limit: int | None, form: Format
 ) -> None:
-    """Write batches to standard output, so many rows at most."""
+    """Write batches to standard output, at most `limit` rows."""
     if form is Format.TABLE:
         await _show(_limited(batches, ROWS_SHOWN if limit is None else limit), run.out)
         return
@@ -103,10 +103,10 @@ async def write_batches(
 async def _limited(batches: AsyncIterator[Any], limit: int | None) -> AsyncIterator[Any]:
     left = limit
     async for batch in batches:
-        some = batch if left is None else batch.slice(0, left)
-        if some.num_rows:
-            yield some
-        if left is not None and (left := left - some.num_rows) <= 0:
+        rows = batch if left is None else batch.slice(0, left)
+        if rows.num_rows:
+            yield rows
+        if left is not None and (left := left - rows.num_rows) <= 0:
             return
 
 
@@ -123,6 +123,6 @@ async def _show(batches: AsyncIterator[Any], console: Console) -> None:
 
 
 def _shown(value: Any) -> str:
-    """A value for people: nothing in it moves the cursor."""
+    """A value without characters that move the cursor."""
     text = cell(value)
     return text if text.isprintable() else escaped(as_json(text))

@@ -1,14 +1,13 @@
-"""What every command has: a location, `--json`, `--debug`, a place for results and one for messages, and an
-exit status.
+"""The frame of every command: location, `--json`, `--debug`, results, messages, exit status.
 
-A command is a coroutine function. Its first parameter is a `Invocation`, the others are its own arguments and
-options; `register` adds those that all commands have.
+A command is a coroutine function. Its first parameter is an `Invocation`, the others are its own arguments
+and options; `register` adds the common options.
 
-| exit status | |
+| exit status | meaning |
 |---|---|
 | 0 | done |
 | 1 | it found problems, or was refused |
-| 2 | it could not begin |
+| 2 | it could not start |
 | 130 | it was interrupted |
 """
 
@@ -44,21 +43,21 @@ from aiopersist.client.client import Client
 from aiopersist.client.open import open as open_client
 from aiopersist.client.open import open_to_list
 
-NAMES_TOLD = 8
-PATHS = {"files", "to", "to_location"}  # arguments that the system has named, in its own encoding
+NAMES_SHOWN = 8
+PATHS = {"files", "to", "to_location"}  # paths, in the encoding of the system
 
 Location = Annotated[
-    str | None, typer.Option(help="A directory or s3://bucket/prefix, or what $AIOPERSIST_LOCATION says.")
+    str | None, typer.Option(help="A directory or s3://bucket/prefix; by default $AIOPERSIST_LOCATION.")
 ]
-BlobUrl = Annotated[str | None, typer.Option(help="URL of the blob store; with --consensus.")]
-ConsensusUrl = Annotated[str | None, typer.Option(help="URL of the consensus store; with --blob.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs: one document, or one a line.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it; without, show what would be done.")]
+BlobUrl = Annotated[str | None, typer.Option(help="URL of the blob store; needs --consensus.")]
+ConsensusUrl = Annotated[str | None, typer.Option(help="URL of the consensus store; needs --blob.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON: one document, or one per line.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; without --yes, only show what it would do.")]
 
 
 class CannotBegin(Exception):
-    """Nothing was done: an argument says nothing, or what the command needs is not there."""
+    """Nothing was done: an argument is wrong, or something that the command needs is missing."""
 
 
 class NoLocation(CannotBegin):
@@ -70,7 +69,7 @@ class Problems(Exception):
 
 
 class Interrupted(Exception):
-    """A signal has ended the command before its work was done."""
+    """A signal ended the command before its work was done."""
 
 
 class Invocation(NamedTuple):
@@ -85,11 +84,11 @@ class Invocation(NamedTuple):
 
     @asynccontextmanager
     async def reading(self, to_list: bool = False) -> AsyncIterator[Client]:
-        """A client that writes nothing to the location. `to_list`: as `open_to_list` says."""
+        """A client that writes nothing to the location. `to_list`: see `open_to_list`."""
         where, blob, consensus = self.location
         if self.location.is_missing:
             source = " (AIOPERSIST_LOCATION)" if self.location.is_environment else ""
-            hint = "check the path; aiopersist load makes one, and so does an application that opens it"
+            hint = "check the path; aiopersist load creates one, and so does an application that opens it"
             raise NoLocation(f"there is no location at {self.location.folder}{source}: {hint}")
         if to_list:
             opening = open_to_list(where, blob, consensus)
@@ -101,36 +100,35 @@ class Invocation(NamedTuple):
 
     @asynccontextmanager
     async def writing(self, make: bool = False) -> AsyncIterator[Client]:
-        """A client without maintenance of a location that is there, since a path may be mistyped. `make`: or
-        of a new one, with a message that says so."""
+        """A client without maintenance. Without `make`, the location must exist: a path may be mistyped."""
         where, blob, consensus = self.location
-        made = False
+        is_new = False
         try:
             async with self.reading():
                 pass
         except (NoLocation, InvalidLocation):
             if not make:
                 raise
-            made = True
+            is_new = True
         async with open_client(where, blob=blob, consensus=consensus, maintenance=False) as client:
-            if made:
-                self.say(f"a new location was made: {self.location.name}")
+            if is_new:
+                self.say(f"created a new location: {self.location.name}")
             async with _names_in_errors(client):
                 yield client
 
     def say(self, text: object) -> None:
-        """Print a message as it is, without wrapping it."""
+        """Print a message unchanged, without wrapping."""
         self.err.print(str(text), soft_wrap=True, markup=False, highlight=False)
 
     def tell(self, value: Any, text: str) -> None:
-        """Write a result, for programs as one JSON document or else as a text."""
+        """Write the result: with `--json` as one JSON document, otherwise as a text."""
         if self.as_json:
             self.document(value)
         else:
             self.out.print(Text(text), soft_wrap=True)
 
     def tell_one(self, value: Any, text: str) -> None:
-        """Write one of many results, for programs as a line of JSON or else as a text."""
+        """Write one of many results: with `--json` as a line of JSON, otherwise as a text."""
         if self.as_json:
             self.line(value)
         else:
@@ -147,25 +145,25 @@ class Invocation(NamedTuple):
     def _write(self, data: bytes) -> None:
         out = output()
         out.write(data + b"\n")
-        out.flush()  # whoever reads it through a pipe may wait for it
+        out.flush()  # a reader of a pipe may wait for it
 
 
 @asynccontextmanager
 async def _names_in_errors(client: Client) -> AsyncIterator[None]:
-    """An unknown name is told with those that there are: it was mistyped, or the location is another one."""
+    """Adds the existing names to errors about unknown names."""
     try:
         yield
     except UnknownShard as error:
         names: tuple[str, ...] = ()
         with suppress(Error):
             names = tuple(await client.list_shards())
-        known = ", ".join(map(repr, names[:NAMES_TOLD])) or "none"
-        more = ", ...: aiopersist ls lists all" if len(names) > NAMES_TOLD else ""
-        raise Problems(f"{error}; there are {known}{more}") from error
+        quoted = ", ".join(map(repr, names[:NAMES_SHOWN])) or "none"
+        more = ", ...: aiopersist ls lists all" if len(names) > NAMES_SHOWN else ""
+        raise Problems(f"{error}; there are {quoted}{more}") from error
 
 
 def register(app: typer.Typer, work: Callable[..., Coroutine[Any, Any, None]]) -> None:
-    """Make `work` a command of `app`, with the options that all commands have."""
+    """Make `work` a command of `app`, with the common options."""
 
     def entry(**values: Any) -> None:
         debug = values.pop("debug")
@@ -190,7 +188,7 @@ def _common(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """The options of all commands."""
+    """The common options."""
 
 
 def check_location(location: LocationOptions) -> None:
@@ -200,22 +198,22 @@ def check_location(location: LocationOptions) -> None:
 
 
 def execute(work: Coroutine[Any, Any, None], *, debug: bool = False) -> None:
-    """Run the coroutine of a command, and end with its exit status."""
+    """Run the coroutine of a command, and exit with its status."""
     try:
         asyncio.run(_until_terminated(work))
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the output has enough
+    except BrokenPipeError:  # the reader of the output has closed it
         drop_unwritten()
     except (KeyboardInterrupt, Interrupted):
         stop("interrupted", INTERRUPTED)
     except Exception as error:
         if debug:
             complain("".join(traceback.format_exception(error)).rstrip())
-        stop(_told(error), _status(error))
+        stop(_message_of(error), _status(error))
 
 
 async def _until_terminated(work: Coroutine[Any, Any, None]) -> None:
-    """Do the work; at SIGTERM it is cancelled, and so tidies up. A command may handle signals by itself."""
+    """Do the work; SIGTERM cancels it, so that it cleans up. A command may handle signals itself."""
     task, terminated = asyncio.current_task(), False
 
     def terminate() -> None:
@@ -239,10 +237,10 @@ def _status(error: Exception) -> int:
     return PROBLEMS if begun else CANNOT_BEGIN
 
 
-def _told(error: Exception) -> str:
-    """What a user can act on: the text of an error that is ours, and for any other its type, too."""
+def _message_of(error: Exception) -> str:
+    """The message for users: the text of a known error; of any other its type, too."""
     if isinstance(error, Corruption):
-        is_of_database = isinstance(error.__cause__, sqlite3.Error)  # fsck could not open it either
+        is_of_database = isinstance(error.__cause__, sqlite3.Error)  # then fsck could not open it either
         return f"{error}{'' if is_of_database else '; aiopersist fsck names each damaged blob'}"
     if isinstance(error, Error | CannotBegin | Problems):
         return str(error)

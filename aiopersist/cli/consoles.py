@@ -1,4 +1,4 @@
-"""Consoles of rich, which lay out results and messages."""
+"""Consoles of rich for results and messages."""
 
 import os
 import sys
@@ -9,11 +9,11 @@ from rich.segment import Segment
 
 from aiopersist.cli.terminal import UNSAFE, escaped
 
-PIPE_WIDTH = 4096  # characters: a program that reads lines wants them whole
+PIPE_WIDTH = 4096  # characters: programs that read a pipe need whole lines
 
 
 class SafeConsole(Console):
-    """A console whose texts are escaped; rich's own controls pass."""
+    """A console that escapes texts, but not rich's own control codes."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -22,7 +22,7 @@ class SafeConsole(Console):
 
 
 def results() -> SafeConsole:
-    """For results: lines stay whole where a program reads them."""
+    """For results: lines are not wrapped in a pipe."""
     is_wide = sys.stdout.isatty() or "COLUMNS" in os.environ
     return SafeConsole(file=sys.stdout, width=None if is_wide else PIPE_WIDTH)
 

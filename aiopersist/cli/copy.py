@@ -1,4 +1,4 @@
-"""`aiopersist copy`: backups of shards in another location, and the way back."""
+"""`aiopersist copy`: backups of shards in another location, and their restore."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -18,22 +18,20 @@ async def copy(
     run: Invocation,
     shards: SomeShards = None,
     to_location: Annotated[
-        str | None, typer.Option(help="A directory, or s3://bucket/prefix; made if it is not there.")
+        str | None, typer.Option(help="A directory or s3://bucket/prefix; created if missing.")
     ] = None,
-    to_blob: Annotated[str | None, typer.Option(help="URL of a blob store; with --to-consensus.")] = None,
+    to_blob: Annotated[str | None, typer.Option(help="URL of a blob store; needs --to-consensus.")] = None,
     to_consensus: Annotated[
-        str | None, typer.Option(help="URL of a consensus store; with --to-blob.")
+        str | None, typer.Option(help="URL of a consensus store; needs --to-blob.")
     ] = None,
-    name: Annotated[
-        str | None, typer.Option("--as", help="The name of the copy of one shard; else its own.")
-    ] = None,
+    name: Annotated[str | None, typer.Option("--as", help="The name of the copy, for one shard.")] = None,
     all_: All = False,
-    verify: Annotated[bool, typer.Option("--verify", help="Read both, and compare.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read and compare both.")] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Make the copy a shard of its own, for a restored one.")
+        bool, typer.Option("--detach", help="Make the copy independent, to restore a shard.")
     ] = False,
 ) -> None:
-    """Copy shards or tables with their history to another location; repeated, bring what is new."""
+    """Copy shards or tables with their history to another location; run again, copy what is new."""
     if (to_location is None) is (to_blob is None) or (to_blob is None) is not (to_consensus is None):
         raise CannotBegin("say where to: --to-location DIR, or --to-blob URL and --to-consensus URL")
     async with run.writing() as client:
@@ -45,18 +43,18 @@ async def copy(
             if all_ or len(names) > 1:
                 if all_ and (streams := await indexed_names(client)):
                     run.say(f"left out, since an Indexed cannot be copied: {', '.join(map(repr, streams))}")
-                await each(run, names, copying.copied, copying.told, "copying", all_=all_)
+                await each(run, names, copying.copied, copying.text_of, "copying", all_=all_)
             else:
-                shard = names[0]  # what it fails with is the message of the command
+                shard = names[0]  # its error becomes the message of the command
                 result = {"shard": shard, **await drawn(run.err, copying.copied(shard))}
-                run.tell(result, f"{shard}: {copying.told(result)}")
+                run.tell(result, f"{shard}: {copying.text_of(result)}")
     if copying.differing:
         raise Problems("; ".join(copying.differing))
 
 
 @dataclass(eq=False)
 class _Copying:
-    """Copies of shards of `client`, and what is said of them."""
+    """Copies of shards of `client`, and the texts of results."""
 
     client: Client
     other: Client
@@ -64,11 +62,11 @@ class _Copying:
     verify: bool
     detach: bool
     differing: list[str] = field(default_factory=list)
-    """The copies that were not found the same."""
+    """Messages about copies that differ."""
     uppers: dict[str, str] = field(default_factory=dict)
 
     async def copied(self, shard: str) -> dict[str, Any]:
-        """Copy it."""
+        """Copy a shard."""
         copied = await self.client.admin.copy_shard(
             shard, self.other, name=self.name, verify=self.verify, detach=self.detach
         )
@@ -78,11 +76,11 @@ class _Copying:
             self.differing.append(f"{shard} and its copy differ at {times}")
         return {**copied._asdict(), "since": copied.since.elements, "upper": copied.upper.elements}
 
-    def told(self, result: dict[str, Any]) -> str:
-        """What a line says of it."""
+    def text_of(self, result: dict[str, Any]) -> str:
+        """The text of a result."""
         text = f"{counted(result['updates'], 'update')} copied, up to {self.uppers[result['shard']]}"
         if self.verify:
             compared = len(result["compared"])
             same = compared - len(result["differing"])
-            text += f"; the same at {same} of {counted(compared, 'time')}"
+            text += f"; equal at {same} of {counted(compared, 'time')}"
         return text

@@ -1,4 +1,4 @@
-"""`aiopersist demo`: what the library does, on data that anybody has."""
+"""`aiopersist demo`: shows the library at work, on a bank or on a git repository."""
 
 from collections.abc import Coroutine
 from pathlib import Path
@@ -31,19 +31,19 @@ def demo(
     location: Annotated[str | None, typer.Option(help="Keep the data in this directory.")] = None,
     blob: BlobUrl = None,
     consensus: ConsensusUrl = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="N commits, or transfers.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most N commits or transfers.")] = None,
     tables: Annotated[
         bool,
-        typer.Option("--tables", help="A bank in two tables: transactions of processes, no git."),
+        typer.Option("--tables", help="A bank in two tables, with several processes; no git."),
     ] = False,
     indexed: Annotated[
-        bool, typer.Option("--indexed", help="By author date, one stream per top-level folder.")
+        bool, typer.Option("--indexed", help="One stream per top-level folder, by author date.")
     ] = False,
     spark: Annotated[
-        bool, typer.Option("--spark", help="Loaded, read back and compacted by Spark jobs; needs Java.")
+        bool, typer.Option("--spark", help="Load, read and compact with Spark jobs; needs Java.")
     ] = False,
 ) -> None:
-    """Store the history of a git repository, follow it live, and check it against git; or run a bank."""
+    """Store the history of a git repository, follow it live and check it against git; or run a bank."""
     if location or blob or consensus:  # else in a temporary directory
         check_location(LocationOptions(location, blob, consensus))
     if location is not None and "://" in location:
@@ -52,12 +52,12 @@ def demo(
     demos = {demo_tables.run: tables, demo_indexed.run: indexed, demo_spark.run: spark}
     chosen = [run for run, is_chosen in demos.items() if is_chosen] or [demo_history.run]
     if len(chosen) > 1:
-        stop("--tables, --indexed and --spark are demos of their own: choose one", CANNOT_BEGIN)
-    execute(_told(chosen[0](options, results()), location))
+        stop("--tables, --indexed and --spark are separate demos: choose one", CANNOT_BEGIN)
+    execute(_with_messages(chosen[0](options, results()), location))
 
 
-async def _told(work: Coroutine[Any, Any, None], kept_in: str | None) -> None:
-    """Its errors as those of a command. What is kept can be looked at."""
+async def _with_messages(work: Coroutine[Any, Any, None], kept_in: str | None) -> None:
+    """Run a demo: turn its errors into those of a command, and name the command that shows kept data."""
     try:
         await work
     except CheckFailed as error:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from aiopersist.base.progress import progress
-from aiopersist.cli.cat import AsOf, Where, condition
+from aiopersist.cli.cat import AsOf, Where, condition_of
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
 from aiopersist.cli.files import STDIN, format_of_file
 from aiopersist.cli.formats import BINARY, Format, sink_of
@@ -17,7 +17,7 @@ from aiopersist.cli.names import ShardName
 from aiopersist.cli.progress import drawn
 from aiopersist.cli.shown import counted
 from aiopersist.cli.terminal import output
-from aiopersist.cli.when import as_of_option, complete_times, known_time
+from aiopersist.cli.when import as_of_option, complete_times, read_time
 from aiopersist.cli.written import written
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.types.schema import Schema
@@ -32,20 +32,20 @@ async def dump(
     as_of: AsOf = None,
     where: Where = None,
 ) -> None:
-    """Write the contents of a shard to a file of columns, which load takes back."""
+    """Write the contents of a shard to a file of columns, for load."""
     chosen = format_of_file(to, form)
     if to == STDIN and chosen in BINARY and sys.stdout.isatty():
-        raise CannotBegin(f"{chosen} is not for a terminal: send it to a file or a pipe")
+        raise CannotBegin(f"{chosen} cannot go to a terminal: send it to a file or a pipe")
     time = as_of_option(as_of)
     async with run.reading() as client:
         _, schema = await client.schema(shard)
         is_table = (await client.admin.inspect(shard)).table
-        kept = condition(where, schema)
+        condition = condition_of(where, schema)
         with complete_times(shard, time):
-            at = await known_time(run, client, shard, time)
+            at = await read_time(run, client, shard, time)
             async with client.reader(shard, schema) as reader, reader.snapshot(at, wait=False) as snapshot:
                 async with nullcontext(output()) if to == STDIN else written(to) as file:
-                    rows = await drawn(run.err, _write(snapshot, kept, schema, is_table, chosen, file))
+                    rows = await drawn(run.err, _write(snapshot, condition, schema, is_table, chosen, file))
     if to != STDIN:
         run.tell({"shard": shard, "file": to, "rows": rows}, f"{shard}: {counted(rows, 'row')} in {to}")
 
@@ -58,7 +58,7 @@ async def _write(
     form: Format,
     file: BinaryIO,
 ) -> int:
-    """How many rows were written."""
+    """Write the rows, and return their number."""
     others = [] if is_table else ["diff"]
     layout = ColumnLayout.of_schema(schema, others)
     columns = layout.parted(_no_rows(schema, others)).schema
@@ -71,18 +71,18 @@ async def _write(
             _check_finite(batch)
         sink.write(batch)
 
-    with progress("dump", (await snapshot.stats()).updates_max, "rows") as told:
+    with progress("dump", (await snapshot.stats()).updates_max, "rows") as reported:
         async for batch in snapshot.batches(where):
             parted = layout.parted(batch.select(["key", "val", *others]))
             await asyncio.to_thread(write, parted)
             rows += batch.num_rows
-            told.advance(batch.num_rows)
+            reported.advance(batch.num_rows)
     sink.close()
     return rows
 
 
 def _no_rows(schema: Schema[Any, Any, Any], others: list[str]) -> Any:
-    """A batch of contents without a row."""
+    """A batch of contents without rows."""
     names = ["key", "val", *others]
     fields = [schema.contents_schema.field(name) for name in names]
     return pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in fields], schema=pa.schema(fields))
@@ -93,15 +93,15 @@ def _check(columns: "pa.Schema", form: Format) -> None:
     for field in columns:
         if form is Format.CSV and pa.types.is_nested(field.type):
             others = "parquet, arrow or ndjson"
-            raise CannotBegin(f"{form} has no {field.type}, of which {field.name!r} is: choose {others}")
+            raise CannotBegin(f"{form} cannot hold {field.name!r} of type {field.type}: choose {others}")
 
 
 def _check_finite(batch: "pa.RecordBatch") -> None:
-    """`Problems` for NaN and infinities, which JSON lacks: a text in their place could not be loaded."""
+    """`Problems` for NaN and infinities: JSON has none, and texts in their place could not be loaded."""
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if not _is_finite(column):
             others = "parquet or arrow" if pa.types.is_nested(field.type) else "parquet, arrow or csv"
-            raise Problems(f"ndjson has neither NaN nor infinities, and {field.name!r} has: choose {others}")
+            raise Problems(f"ndjson cannot hold the NaN or infinity in {field.name!r}: choose {others}")
 
 
 def _is_finite(column: Any) -> bool:

@@ -1,4 +1,4 @@
-"""One call for several shards: which ones, one after the other, and what failed."""
+"""Runs a command for several shards, one after the other, and reports failures."""
 
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
@@ -18,13 +18,13 @@ async def chosen(client: Client, shards: list[str] | None, all_: bool) -> list[s
     """The shards that the user named, or all of the location."""
     if bool(shards) is all_:
         raise CannotBegin(
-            "name shards, or say --all" if all_ is False else "name shards or say --all, not both"
+            "name shards, or use --all" if all_ is False else "name shards or use --all, not both"
         )
     return list(await client.list_shards()) if all_ else list(dict.fromkeys(shards or ()))
 
 
 async def indexed_names(client: Client) -> dict[str, IndexedId]:
-    """The `Indexed` of the location, with their ids: one may have the name of a shard."""
+    """The ids of all `Indexed` of the location by name; a shard may have the same name."""
     return await catalog.names(client._stack, IndexedId)
 
 
@@ -32,17 +32,17 @@ async def each(
     run: Invocation,
     names: Iterable[str],
     work: Callable[[str], Coroutine[Any, Any, dict[str, Any]]],
-    told: Callable[[dict[str, Any]], str],
+    text_of: Callable[[dict[str, Any]], str],
     doing: str,
     *,
     all_: bool,
 ) -> None:
-    """Do `work` for each shard. Its result is written as a line: as JSON, or as `told` says. A shard that
-    fails does not stop the others; at the end the failures are `Problems`. A store that does not answer ends
-    all. `all_`: nobody named them, so one that has ended, perhaps meanwhile, is no failure."""
+    """Do `work` for each shard, and write its result as a line, in JSON or by `text_of`. After a failure it
+    continues with the next shard, and raises `Problems` at the end. A store that does not answer stops it.
+    `all_`: the user named no shards, so a shard that has ended is no failure."""
     named, failures = list(names), 0
     with bar(run.err) as progress:
-        # a bar and lines of one terminal must come from one console
+        # on one terminal, the bar and the lines must come from one console
         out = run.err if run.out.is_terminal and run.err.is_terminal else run.out
         task = progress.add_task(doing, total=len(named))
         for name in named:
@@ -59,8 +59,8 @@ async def each(
             if run.as_json:
                 run.line(result)
             else:
-                text = "has ended: there is nothing to do" if "ended" in result else result.get("error")
-                text = text or told(result)
+                text = "has ended: nothing to do" if "ended" in result else result.get("error")
+                text = text or text_of(result)
                 out.print(safe(name) + Text(f": {text}"), soft_wrap=True)
             progress.advance(task)
     if failures:

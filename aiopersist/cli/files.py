@@ -33,18 +33,18 @@ Batches = Iterator["pa.RecordBatch | pa.Table"]
 
 
 def format_of_file(path: str, form: Format | None) -> Format:
-    """The format that the user says, or that the ending of the name says."""
+    """The format that the user chose, or that the name ends with."""
     if form is Format.TABLE:
-        raise CannotBegin("--format table is for people: choose parquet, csv, ndjson or arrow")
-    found = form or ENDINGS.get(Path(path).suffix.lower())
-    if found is None:
-        raise CannotBegin(f"{path}: say its --format: parquet, csv, ndjson or arrow")
-    return found
+        raise CannotBegin("--format table is for terminals: choose parquet, csv, ndjson or arrow")
+    chosen = form or ENDINGS.get(Path(path).suffix.lower())
+    if chosen is None:
+        raise CannotBegin(f"{path}: add --format parquet, csv, ndjson or arrow")
+    return chosen
 
 
 @contextmanager
 def opened(path: str, form: Format) -> Iterator[BinaryIO]:
-    """The file, or standard input; a pipe is spooled to disk where its end must be read first."""
+    """The file, or standard input. A pipe is spooled to disk if the format needs its end first."""
     with nullcontext(standard_input()) if path == STDIN else open(path, "rb") as file:
         if form in (Format.CSV, Format.NDJSON) or file.seekable():
             yield file
@@ -63,34 +63,34 @@ def standard_input() -> BinaryIO:
 
 
 def size_of(paths: Sequence[str]) -> int | None:
-    """Bytes of all files; `None` where one is read to its end once, and nobody knows how far that is."""
+    """Bytes of all files; `None` if one is a pipe, of unknown length."""
     return None if any(map(is_pipe, paths)) else sum(map(os.path.getsize, paths))
 
 
 def is_pipe(path: str) -> bool:
-    """Whether it is standard input, or no regular file, as a FIFO: it can be read once."""
+    """Whether it is standard input or no regular file, like a FIFO, so that it can be read only once."""
     return path == STDIN or not os.path.isfile(path)
 
 
 def batches_of(file: BinaryIO, form: Format, types: Types) -> tuple["pa.Schema", Batches]:
-    """The columns of a file, and its rows."""
+    """The columns and the rows of a file."""
     columns, batches = READERS[form](file, types)
     _check_names(columns)
     return columns, _valid(batches)
 
 
-def check_there(paths: Sequence[str]) -> None:
-    """`CannotBegin` for a file that is not there."""
+def check_exist(paths: Sequence[str]) -> None:
+    """`CannotBegin` for a missing file."""
     for path in paths:
         if path != STDIN and not Path(path).exists():
-            raise CannotBegin(f"{path}: there is no such file")
+            raise CannotBegin(f"{path}: no such file")
         if path != STDIN and Path(path).is_dir():
             raise CannotBegin(f"{path}: it is a folder")
 
 
 @contextmanager
 def bad_rows(path: str) -> Iterator[None]:
-    """Turns what Arrow says of a file into `Problems` that name it."""
+    """Turns Arrow's errors about a file into `Problems` that name it."""
     try:
         yield
     except (pa.ArrowException, UnicodeDecodeError, OSError, MemoryError) as error:
@@ -100,22 +100,22 @@ def bad_rows(path: str) -> Iterator[None]:
 
 
 def _check_names(fields: Iterable["pa.Field"]) -> None:
-    """`UnicodeDecodeError` for names that are no UTF-8: Arrow decodes them where they are asked for."""
+    """`UnicodeDecodeError` for names that are no UTF-8; Arrow decodes names only on access."""
     for field in fields:
         if field.name and pa.types.is_nested(field.type):
             _check_names(map(field.type.field, range(field.type.num_fields)))
 
 
 def _valid(batches: Batches) -> Batches:
-    """Arrow's readers also make columns that point beyond their own values, which would end the process."""
+    """The batches, validated: damaged files can make columns that crash the process."""
     for batch in batches:
         batch.validate(full=True)
         yield batch
 
 
 def _parquet(file: BinaryIO, types: Types) -> tuple["pa.Schema", Batches]:
-    found = pq.ParquetFile(file)
-    return found.schema_arrow, found.iter_batches(BATCH_ROWS)
+    parquet = pq.ParquetFile(file)
+    return parquet.schema_arrow, parquet.iter_batches(BATCH_ROWS)
 
 
 def _arrow(file: BinaryIO, types: Types) -> tuple["pa.Schema", Batches]:

@@ -1,4 +1,4 @@
-"""Rows on their way out: to standard output or to a file, batch by batch."""
+"""Writes rows to standard output or to a file, batch by batch."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -10,7 +10,7 @@ from aiopersist.data.lazy import ipc, pa, pq
 
 
 class Format(StrEnum):
-    """How contents are written."""
+    """A format of written contents."""
 
     TABLE = "table"
     NDJSON = "ndjson"
@@ -23,7 +23,7 @@ BINARY = {Format.PARQUET, Format.ARROW}
 
 
 class RowSink(Protocol):
-    """What takes batches, as Arrow's writers do. `close` writes what a format has at its end."""
+    """Takes batches, like Arrow's writers. `close` writes the end of the format."""
 
     def write(self, batch: "pa.RecordBatch") -> None: ...
     def close(self) -> None: ...
@@ -33,7 +33,7 @@ def sink_of(form: Format, file: BinaryIO, schema: "pa.Schema") -> RowSink:
     """A sink of that format for batches of that schema."""
     if form not in BINARY:
         return NdjsonSink(file) if form is Format.NDJSON else CsvSink(file, schema)
-    flowing = pa.PythonFile(_Flowing(file), mode="w")
+    flowing = pa.PythonFile(_ForwardOnly(file), mode="w")
     sink: RowSink = (
         ipc.new_stream(flowing, schema)
         if form is Format.ARROW
@@ -43,7 +43,7 @@ def sink_of(form: Format, file: BinaryIO, schema: "pa.Schema") -> RowSink:
 
 
 class NdjsonSink:
-    """A row a line."""
+    """One line per row."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -52,11 +52,11 @@ class NdjsonSink:
         self._file.write("".join(as_json(row) + "\n" for row in batch.to_pylist()).encode())
 
     def close(self) -> None:
-        """There is no end to write."""
+        """The format has no end."""
 
 
 class CsvSink:
-    """A line of names, then a row a line."""
+    """A line of names, then one line per row."""
 
     def __init__(self, file: BinaryIO, schema: "pa.Schema") -> None:
         self._file = file
@@ -69,11 +69,11 @@ class CsvSink:
         self._file.write("".join(",".join(map(quoted, row)) + "\n" for row in rows).encode())
 
     def close(self) -> None:
-        """There is no end to write."""
+        """The format has no end."""
 
 
-class _Flowing:
-    """A file that Arrow writes from its beginning to its end, and leaves open: a pipe has no position."""
+class _ForwardOnly:
+    """A file that Arrow writes forward only, since a pipe has no position, and does not close."""
 
     closed = False
 
@@ -105,7 +105,7 @@ def quoted(value: Any) -> str:
 
 
 def cell(value: Any) -> str:
-    """A value alone: texts as they are, all else as JSON."""
+    """A value as text: texts unchanged, everything else as JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else as_json(value).strip('"')

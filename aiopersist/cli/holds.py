@@ -1,4 +1,4 @@
-"""Who holds history, in words: for commands that would forget it."""
+"""Texts about who holds history, for commands that would remove it."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,31 +16,31 @@ KINDS = {
 
 
 def holder_text(holder: Holder, view: ShardView) -> str:
-    """One of them: what it keeps, and until when."""
+    """What a holder keeps, and until when."""
     name = shown_id(holder.id) if holder.kind == "reader" else repr(holder.id)
-    whose = f" of {holder.owner}" if holder.owner else ""
+    owner = f" of {holder.owner}" if holder.owner else ""
     kept = "old versions"
     if holder.since is not None:
         kept = f"history from {shown_frontier(holder.since, view.clock)}"
-    return f"{KINDS[holder.kind]} {name}{whose} keeps {kept} {_until(holder, view)}"
+    return f"{KINDS[holder.kind]} {name}{owner} keeps {kept} {_until(holder, view)}"
 
 
 def _until(holder: Holder, view: ShardView) -> str:
-    left = None if holder.until is None else shown_age(max(holder.until - view.now, 0))
+    remaining = None if holder.until is None else shown_age(max(holder.until - view.now, 0))
     if holder.kind == "critical":
-        return "until it is moved, or released"
+        return "until it is moved or released"
     if holder.kind == "subscription":
-        expires = "" if left is None else f"; it expires in {left}"
-        return f"until it acknowledges, or is forgotten{expires}"
-    ends = "is released" if holder.kind == "named" else "lets go"
-    return f"until it {ends}; its lease ends in {left} if its process is gone"
+        expires = "" if remaining is None else f"; it expires in {remaining}"
+        return f"until it acknowledges or is dropped{expires}"
+    ends = "is released" if holder.kind == "named" else "is closed"
+    return f"until it {ends}; if its process has ended, its lease ends in {remaining}"
 
 
 def held_json(holders: Iterable[Holder], view: ShardView) -> list[dict[str, Any]]:
-    """Them as JSON, with their texts."""
+    """Holders as JSON, with their texts."""
     return [{**holder.model_dump(mode="json"), "text": holder_text(holder, view)} for holder in holders]
 
 
 def held_lines(held: Iterable[dict[str, Any]]) -> str:
-    """Lines that follow a result; nothing where nobody holds."""
+    """Lines after a result; empty without holders."""
     return "".join(f"\n  {holder['text']}" for holder in held)

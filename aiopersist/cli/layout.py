@@ -1,13 +1,14 @@
-"""How the columns of files become keys and values, and how these become columns. Pure.
+"""Turns columns of files into keys and values, and keys and values into columns. Pure.
 
 - A key that is a struct has a column for each field; any other key is the column `key`.
 - A value that is a struct has a column for each field; any other value is the column `val`.
-- `diff` has a column where a shard, and no table, is written.
+- A shard that is no table also has a column `diff`.
 
-Where that would be ambiguous the struct stays whole, in a column `key` or `val`: a key of one field alone, a
-value of one field `val`, or if two columns would have the same name. So what is written as columns can be
-read back from them: one column that is named as the key is the key as it is, several are its fields; a single
-other column `val` is the value as it is, all others are its fields."""
+If this would be ambiguous, the struct stays whole in a column `key` or `val`: a key with a single field, a
+value with the single field `val`, or two columns with the same name. So written columns can be read back:
+one column of the key is the whole key, several are its fields; a single other column `val` is the whole
+value, any others are its fields.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from aiopersist.data.types.schema import Schema
 
 @dataclass(frozen=True, slots=True)
 class ColumnLayout:
-    """Which columns keys and values have."""
+    """The columns of keys and values."""
 
     key: tuple[str, ...]
     val: tuple[str, ...]
@@ -30,13 +31,13 @@ class ColumnLayout:
 
     @classmethod
     def of_columns(cls, columns: Sequence[str], key: Sequence[str]) -> ColumnLayout:
-        """That of files with these columns, `diff` aside."""
+        """The layout of files with these columns, without `diff`."""
         val = tuple(name for name in columns if name not in key)
         return cls(tuple(key), val, len(key) == 1, val == ("val",))
 
     @classmethod
     def of_schema(cls, schema: Schema[Any, Any, Any], others: Sequence[str] = ()) -> ColumnLayout:
-        """That of the contents of a shard, beside the columns `others`."""
+        """The layout of the contents of a shard that are written beside the columns `others`."""
         keys, vals = (_fields(schema.arrow_schema.field(half)) for half in ("key", "val"))
         if len(keys) < 2 or {*keys} & {"val", *others}:
             keys = ()
@@ -61,14 +62,14 @@ class ColumnLayout:
         return Schema(_never_null(key), val.with_nullable(self.is_val_whole and pa.types.is_null(val.type)))
 
     def joined(self, table: pa.Table) -> pa.Table:
-        """The columns `key` and `val` of a table of columns."""
+        """The columns `key` and `val`, made of a table of columns."""
         return pa.table(
             [_whole(table, self.key, self.is_key_whole), _whole(table, self.val, self.is_val_whole)],
             ["key", "val"],
         )
 
     def parted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns of a batch of `key` and `val`; what else it has comes last."""
+        """The columns of files, made of a batch of `key` and `val`; its other columns come last."""
         arrays: list[Any] = []
         fields: list[Any] = []
         for half, names, is_whole in (
@@ -87,23 +88,23 @@ class ColumnLayout:
 def columns_in(
     schema: Schema[Any, Any, Any], key: Sequence[str], names: Collection[str] = ()
 ) -> dict[str, pa.Field]:
-    """The fields of the columns of a file whose key has these columns. `names`, as far as they are known,
-    tell whether a value that is a struct is there as one."""
+    """The fields of the columns of a file whose key has the columns `key`. `names`: the columns of the file,
+    if known; they tell whether a value that is a struct is written whole."""
     keys, val = schema.arrow_schema.field("key"), schema.arrow_schema.field("val")
     if len(key) == 1:
-        found = {key[0]: keys}
+        fields = {key[0]: keys}
     else:
         inner = {field.name: field for field in keys.type} if pa.types.is_struct(keys.type) else {}
-        found = {name: inner[name] for name in key if name in inner}
+        fields = {name: inner[name] for name in key if name in inner}
     vals = _fields(val)
     if not vals or vals == ("val",) or ("val" in names and "val" not in vals):
-        return found | {"val": val}
-    return {field.name: field for field in val.type} | found
+        return fields | {"val": val}
+    return {field.name: field for field in val.type} | fields
 
 
 def in_micros(field: pa.Field) -> pa.Field:
-    """The field, with microseconds for nanoseconds: Arrow reads texts with fractions of seconds, and pandas
-    writes all instants, in a unit that cannot be stored."""
+    """The field, with microseconds for nanoseconds, which cannot be stored. Arrow reads fractions of seconds
+    as nanoseconds, and pandas writes all instants in them."""
     of = field.type
     if pa.types.is_timestamp(of) and of.unit == "ns":
         return field.with_type(pa.timestamp("us", of.tz))

@@ -1,4 +1,4 @@
-"""`aiopersist ls`: the shards of a location, a line each."""
+"""`aiopersist ls`: the shards of a location, one per line."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -17,7 +17,7 @@ from aiopersist.web.words import growth_text
 
 
 class SortBy(StrEnum):
-    """What the lines are sorted by: names ascending, all else with the greatest first."""
+    """The order of the lines: names ascending, other columns greatest first."""
 
     NAME = "name"
     BYTES = "bytes"
@@ -46,24 +46,24 @@ NUMBERS = ("batches", "bytes", "updates", "growth", "parts", "holds", "subs", "l
 async def ls(
     run: Invocation,
     prefix: Annotated[
-        str, typer.Argument(help="Only names that begin with it.", autocompletion=complete)
+        str, typer.Argument(help="Only names that begin with this.", autocompletion=complete)
     ] = "",
     sort: Annotated[
-        SortBy, typer.Option(help="Names ascending; all else, the greatest first.")
+        SortBy, typer.Option(help="Names sort ascending, the rest greatest first.")
     ] = SortBy.NAME,
-    long: Annotated[bool, typer.Option("--long", "-l", help="All columns.")] = False,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Show all columns.")] = False,
 ) -> None:
-    """List shards, tables and Indexed with their frontiers and sizes."""
+    """List shards, tables and Indexed with frontiers and sizes."""
     async with run.reading(to_list=True) as client:
-        found = await drawn(run.err, client.admin.overview(prefix))
+        summaries = await drawn(run.err, client.admin.overview(prefix))
     if sort in ORDERS:
-        found.sort(key=ORDERS[sort])
+        summaries.sort(key=ORDERS[sort])
     if run.as_json:
-        run.document([summary.model_dump(mode="json") for summary in found])
-    elif found:
+        run.document([summary.model_dump(mode="json") for summary in summaries])
+    elif summaries:
         columns = LONG if long else tuple(dict.fromkeys((*SHORT, sort)))
         table = plain_table(*(name.upper() for name in columns), right=tuple(n.upper() for n in NUMBERS))
-        lines = [_cells(summary, SYSTEM.wall()) for summary in found]
+        lines = [_cells(summary, SYSTEM.wall()) for summary in summaries]
         for cells in lines:
             table.add_row(*(cells[name] for name in columns))
         if not long or Measurement.get(run.out, run.out.options, table).maximum < run.out.width:
@@ -71,7 +71,7 @@ async def ls(
         else:
             for cells in lines:
                 run.out.print(record({name: cells[name] for name in columns}), "")
-    if damaged := [summary for summary in found if summary.problem]:
+    if damaged := [summary for summary in summaries if summary.problem]:
         raise Problems("; ".join(f"{s.name!r} cannot be read: {s.problem}" for s in damaged))
 
 
@@ -97,5 +97,5 @@ def _cells(summary: ShardSummary, now: float) -> dict[str, Any]:
 
 
 def _at_most(count: int) -> str:
-    """A count by the descriptions of batches: part of a batch may be behind the position."""
+    """A count from the descriptions of batches: a position may lie within a batch."""
     return f"<= {count:,}" if count else "0"

@@ -1,7 +1,7 @@
 """`aiopersist maintain`: a process that only maintains a location.
 
-Applications beside it may open their clients with `maintenance=False`, or leave it on: claims in the states
-of the shards divide the work between any number of such processes and clients.
+Applications may open their clients with `maintenance=False` or not: claims in the states of shards divide the
+work among all processes and clients.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from aiopersist.maintenance.rounds import MaintenanceRound
 
 async def maintain(
     run: Invocation,
-    once: Annotated[bool, typer.Option("--once", help="One round and a sweep, then end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Run one round and one sweep, then exit.")] = False,
     every_s: Annotated[float, typer.Option(min=0.01, help="Seconds between two rounds.")] = 10.0,
     sweep_every_s: Annotated[
         float, typer.Option(min=0.0, help="Seconds between two sweeps of leaked blobs.")
@@ -58,9 +58,9 @@ async def _rounds(client: Client, run: Invocation, every_s: float, sweep_every_s
             if loop.time() >= next_sweep:
                 next_sweep = loop.time() + sweep_every_s
                 await _sweep(client, run)
-        except Exception as error:  # the next round maintains the shards that this one did not
+        except Exception as error:  # the next round maintains the rest
             reason = f"{type(error).__name__}: {error}"
-            run.tell_one({"done": "cut off", "error": reason}, f"a round was cut off: {reason}")
+            run.tell_one({"done": "cut off", "error": reason}, f"a round failed: {reason}")
         await SYSTEM.sleep(every_s)
 
 
@@ -68,7 +68,7 @@ async def _round(client: Client, run: Invocation) -> MaintenanceRound:
     done = await client.admin.maintain()
     if done.did_something:
         text = (
-            f"{done.looked_at} of {done.shards} shards had changed: {done.compactions} compactions, "
+            f"{done.looked_at} of {done.shards} shards changed: {done.compactions} compactions, "
             f"{done.collections} collections of {done.parts} parts and {done.versions} versions"
         )
         failed = (f"{name} could not be maintained: {failure}" for name, failure in done.failures.items())

@@ -1,4 +1,4 @@
-"""The name of a shard as an argument, which the shell completes."""
+"""Arguments that name shards, with completion by the shell."""
 
 import asyncio
 from contextlib import suppress
@@ -10,13 +10,13 @@ from aiopersist.base.settings import Settings
 from aiopersist.cli.location import LocationOptions
 from aiopersist.client.open import open_to_list
 
-COMPLETE_S = 2.0  # a user waits with a finger on the key
+COMPLETE_S = 2.0  # the user is waiting
 
 
 def complete(context: typer.Context, incomplete: str) -> list[str]:
-    """The names that begin so; none if the location cannot be read."""
+    """The names that begin with a text; none if the location cannot be read."""
     chosen = (context.params.get(name) for name in LocationOptions._fields)
-    with suppress(Exception):  # a completion has nobody to tell
+    with suppress(Exception):  # a completion cannot report errors
         return asyncio.run(_names(LocationOptions(*chosen), incomplete))
     return []
 
@@ -32,16 +32,14 @@ async def _names(location: LocationOptions, prefix: str) -> list[str]:
 
 ShardName = Annotated[
     str,
-    typer.Argument(
-        metavar="SHARD", help="The name of a shard or a table, or its id.", autocompletion=complete
-    ),
+    typer.Argument(metavar="SHARD", help="The name or id of a shard or table.", autocompletion=complete),
 ]
 AnyShard = Annotated[
     str | None,
-    typer.Argument(metavar="SHARD", help="By default all of the location.", autocompletion=complete),
+    typer.Argument(metavar="SHARD", help="By default all in the location.", autocompletion=complete),
 ]
 SomeShards = Annotated[
     list[str] | None,
     typer.Argument(metavar="SHARD", help="Names of shards and tables.", autocompletion=complete),
 ]
-All = Annotated[bool, typer.Option("--all", help="All shards and tables of the location.")]
+All = Annotated[bool, typer.Option("--all", help="All shards and tables in the location.")]

@@ -1,14 +1,16 @@
-"""Files of JSON, an object a line, read block by block. What would crash Arrow's reader is refused before.
+"""Reads files of JSON, one object per line, in blocks, with Arrow.
 
-Arrow's reader ends the process on a block whose first value is null, and on thousands of lists or structs
-within each other. So, in each block,
+Arrow's reader crashes the process on a block whose first value is null, and on thousands of nested lists or
+structs. So each block is checked first:
 
 1. each line begins with a brace, or is blank;
-2. the first block, which decides on the columns, has few lists and structs within each other;
+2. the first block, which decides on the columns, has at most `LEVELS_MAX` nested lists and structs;
 3. there are as many rows as lines that are not blank.
 
-The checks pass over all bytes at once. Only a block that is refused is read again line by line, to name
-the row.
+The checks take all bytes at once. Only a refused block is read again line by line, to name the row.
+
+`polars.read_ndjson` (2.1) is no replacement: it names no row in errors, drops unexpected fields silently,
+reads `1.0` as the text `1`, refuses decimals, and panics on int8.
 """
 
 import io
@@ -23,33 +25,33 @@ import pydantic_core
 from aiopersist.cli.texts import first_refused
 from aiopersist.data.lazy import pa, pc
 
-BLOCK_BYTES = 8 * 1024 * 1024  # of text that is parsed at once
-LINE_BYTES_MAX = 256 * 1024 * 1024  # four times as long as an update may be by default
-LEVELS_MAX = 64  # of lists and structs; a schema stores 32, Arrow crashes beyond some thousands
+BLOCK_BYTES = 8 * 1024 * 1024  # parsed at once
+LINE_BYTES_MAX = 256 * 1024 * 1024  # four times the default limit of an update
+LEVELS_MAX = 64  # of lists and structs; a schema has at most 32, Arrow crashes beyond a few thousand
 BOM = b"\xef\xbb\xbf"
 BLANKS = b" \t\r\n"
-LONG = re.compile(rb"\d{16,}")  # fewer digits each float holds
+LONG = re.compile(rb"\d{16,}")  # a float holds any shorter integer
 NO_OBJECT = re.compile(rb"\n[ \t\r]*+[^{ \t\r\n]")
 BLANK = re.compile(rb"\n[ \t\r]*+(?=\n)")
 TEXT = re.compile(rb'"(?:[^"\\\n]++|\\.)*+"')
-STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # of the level, as signed bytes
+STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # changes of the level, as signed bytes
 NO_STEPS = bytes(set(range(256)) - set(b"[{]}"))
 
 Types = Callable[[Collection[str]], Mapping[str, "pa.DataType"]]
-"""The types that columns of texts are read in, by the names in the first row, if these are known; of others
-the first block decides. JSON may leave out those of nulls."""
+"""The types in which columns are read, given the names in the first row, if known; the first block decides on
+the types of other columns. JSON may leave out columns of nulls."""
 
 
 def read_ndjson(file: BinaryIO, types: Types) -> tuple["pa.Schema", Iterator["pa.Table"]]:
-    """The columns of a file, and its rows. The first block decides on the columns; a later one that has
-    others is refused. `pa.ArrowInvalid`, with the row, for what is no JSON object."""
+    """The columns and the rows of a file. The first block decides on the columns; later blocks must have no
+    others. `pa.ArrowInvalid`, with the row, for a line that is no JSON object."""
     blocks = _lines(file)
     first = next(blocks, None)
     if first is None:
         return pa.schema([]), iter(())
-    known = types(_names(first))
-    table = _parsed(first, pa.schema(list(known.items())), "infer", 0)
-    if not known:
+    column_types = types(_names(first))
+    table = _parsed(first, pa.schema(list(column_types.items())), "infer", 0)
+    if not column_types:
         _check_integers(first, table.schema)
 
     def rest() -> Iterator["pa.Table"]:
@@ -64,7 +66,7 @@ def read_ndjson(file: BinaryIO, types: Types) -> tuple["pa.Schema", Iterator["pa
 
 
 def _parsed(block: bytes, columns: Any, behavior: str, row: int) -> "pa.Table":
-    """The rows of a block that begins with row `row`, counted from 0 on."""
+    """The rows of a block whose first row has the number `row`, from 0 on."""
     if NO_OBJECT.search(b"\n" + block) or (behavior == "infer" and _levels(block) > LEVELS_MAX):
         raise _refusal(block, row)
     try:
@@ -73,47 +75,46 @@ def _parsed(block: bytes, columns: Any, behavior: str, row: int) -> "pa.Table":
         text, _, at = str(error).rpartition(" in row ")
         if at.isdigit():
             raise pa.ArrowInvalid(f"row {row + int(at) + 1}: {text}") from None
-        raise _refusal(block, row, lambda some: _read(some, columns, behavior), str(error)) from None
+        raise _refusal(block, row, lambda lines: _read(lines, columns, behavior), str(error)) from None
     if table.num_rows != _count(block):
         raise _refusal(block, row)
     return table
 
 
 def _read(block: bytes, columns: Any, behavior: str) -> "pa.Table":
-    """As Arrow does."""
+    """The rows by Arrow's reader."""
     reading = pa_json.ReadOptions(use_threads=False, block_size=len(block) + 1)
     parsing = pa_json.ParseOptions(explicit_schema=columns, unexpected_field_behavior=behavior)
     return pa_json.read_json(io.BytesIO(block), reading, parsing)
 
 
 def _check_integers(block: bytes, columns: Any) -> None:
-    """`pa.ArrowInvalid` for an integer of a first block, of unknown types, that no float is, in a column of
-    floats: different ones would become the same. Arrow makes floats of integers of more than 64 bits, and of
-    those beside fractions."""
+    """`pa.ArrowInvalid` for an integer in a column of floats that no float equals: different integers would
+    become equal. Arrow reads integers of more than 64 bits, and those beside fractions, as floats."""
     row = 0
     for line in block.split(b"\n"):
         row += bool(line.strip(BLANKS))
         if LONG.search(line):
             try:
                 row_of_values = json.loads(line)
-            except ValueError as error:  # Python reads some thousand digits at most
+            except ValueError as error:  # Python reads a few thousand digits at most
                 raise pa.ArrowInvalid(f"row {row}: {error}") from None
             for name, value in row_of_values.items():
                 if (lost := _lost(value, columns.field(name).type)) is not None:
-                    text = f"{str(lost)[:40]} is no float: in quotes it is a text"
+                    text = f"{str(lost)[:40]} is no float: write it in quotes, as a text"
                     raise pa.ArrowInvalid(f"row {row}: {name}: {text}")
 
 
 def _lost(value: Any, of: "pa.DataType") -> int | None:
-    """An integer within the value that the type of its column does not hold."""
+    """An integer in the value that the type of its column cannot hold."""
     if isinstance(value, dict):
-        found = (_lost(inner, of.field(name).type) for name, inner in value.items())
+        losses = (_lost(inner, of.field(name).type) for name, inner in value.items())
     elif isinstance(value, list):
-        found = (_lost(inner, of.value_type) for inner in value)
+        losses = (_lost(inner, of.value_type) for inner in value)
     else:
         is_lost = pa.types.is_floating(of) and type(value) is int and not _is_float(value)
         return value if is_lost else None
-    return next((lost for lost in found if lost is not None), None)
+    return next((lost for lost in losses if lost is not None), None)
 
 
 def _is_float(value: int) -> bool:
@@ -124,7 +125,7 @@ def _is_float(value: int) -> bool:
 
 
 def _levels(block: bytes) -> int:
-    """How many lists and structs are within each other, at most."""
+    """The greatest number of nested lists and structs."""
     steps = TEXT.sub(b"", block).translate(STEPS, NO_STEPS)
     if not steps:
         return 0
@@ -133,7 +134,7 @@ def _levels(block: bytes) -> int:
 
 
 def _count(block: bytes) -> int:
-    """How many lines are not blank."""
+    """The number of lines that are not blank."""
     lines = b"\n" + block.rstrip(BLANKS)
     return lines.count(b"\n") - len(BLANK.findall(lines))
 
@@ -141,24 +142,24 @@ def _count(block: bytes) -> int:
 def _refusal(
     block: bytes, row: int, read: Callable[[bytes], object] | None = None, otherwise: str = ""
 ) -> "pa.ArrowInvalid":
-    """Names the first line that is no JSON object; the first that `read` refuses, where each is one. If that
-    takes several lines, there is what Arrow said `otherwise`."""
+    """The error for the first line that is no JSON object; if all are objects, for the first line that `read`
+    refuses; if it refuses no single line, `otherwise`."""
     lines, before = [line for line in block.split(b"\n") if line.strip(BLANKS)], row
     for row, line in enumerate(lines, before + 1):
         try:
             if not isinstance(pydantic_core.from_json(line), dict):
-                return pa.ArrowInvalid(f"row {row}: a line holds a JSON object, not {line[:40]!r}")
+                return pa.ArrowInvalid(f"row {row}: a line must be a JSON object, not {line[:40]!r}")
         except ValueError as error:
             return pa.ArrowInvalid(f"row {row}: {error} in {line[:40]!r}")
         if _levels(line) > LEVELS_MAX:
-            return pa.ArrowInvalid(f"row {row}: more than {LEVELS_MAX} lists and structs within each other")
-    if read and (found := first_refused(len(lines), lambda begin, end: read(b"\n".join(lines[begin:end])))):
-        return pa.ArrowInvalid(f"row {before + found[0] + 1}: {found[1]}")
-    return pa.ArrowInvalid(otherwise or f"a line holds one JSON object, not {block[:40]!r}")
+            return pa.ArrowInvalid(f"row {row}: more than {LEVELS_MAX} nested lists and structs")
+    if read and (refused := first_refused(len(lines), lambda begin, end: read(b"\n".join(lines[begin:end])))):
+        return pa.ArrowInvalid(f"row {before + refused[0] + 1}: {refused[1]}")
+    return pa.ArrowInvalid(otherwise or f"a line must be one JSON object, not {block[:40]!r}")
 
 
 def _names(block: bytes) -> Collection[str]:
-    """The names in the first line; none if it is no object, which parsing it tells."""
+    """The names in the first line; empty if it is no object, which parsing will report."""
     try:
         first = pydantic_core.from_json(block.lstrip().partition(b"\n")[0])
     except ValueError:
@@ -167,8 +168,8 @@ def _names(block: bytes) -> Collection[str]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Blocks of whole lines. What has come of a line is kept in pieces until its end comes: each byte is
-    copied once. `pa.ArrowInvalid` for a line that is longer than one value may be."""
+    """Blocks of whole lines. Parts of a long line are joined once at its end, so each byte is copied once.
+    `pa.ArrowInvalid` for a line of more than `LINE_BYTES_MAX`."""
     pieces, size, lines, is_first = list[bytes](), 0, 0, True
     while data := file.read(BLOCK_BYTES):
         if is_first:
@@ -184,5 +185,5 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
         size += len(data) - end
         if size > LINE_BYTES_MAX:
             raise pa.ArrowInvalid(f"line {lines + 1} is longer than {LINE_BYTES_MAX:,} bytes")
-    if (left := b"".join(pieces)).strip(BLANKS):
-        yield left
+    if (rest := b"".join(pieces)).strip(BLANKS):
+        yield rest

@@ -1,4 +1,4 @@
-"""Progress on standard error, where a person waits: on a terminal, and nowhere else."""
+"""Progress on standard error, only on a terminal."""
 
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class RateColumn(ProgressColumn):
-    """How many a second."""
+    """The rate per second."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
@@ -32,7 +32,7 @@ class RateColumn(ProgressColumn):
 
 @contextmanager
 def bar(console: Console) -> Iterator[Progress]:
-    """A progress bar that leaves nothing behind."""
+    """A progress bar that disappears at the end."""
     columns = (
         TextColumn("{task.description}", markup=False),  # it may name a shard
         BarColumn(),
@@ -46,13 +46,13 @@ def bar(console: Console) -> Iterator[Progress]:
 
 
 async def drawn(console: Console, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is drawn while it goes on."""
+    """The result of `work`; draws its progress."""
     with bar(console) as progress:
         return await drawn_in(progress, work)
 
 
 async def drawn_in(progress: Progress, work: Coroutine[Any, Any, T], label: str = "") -> T:
-    """`drawn` in bars that are there, with a bar of its own while it goes on."""
+    """The result of `work`; draws its progress as one more bar."""
     if progress.disable:
         return await work
     track, task = Track(work), progress.add_task(label, total=None)

@@ -11,14 +11,14 @@ from aiopersist.cli.command import CannotBegin, Invocation
 async def serve(
     run: Invocation,
     host: Annotated[
-        str, typer.Option(help="Listen here; beyond loopback, visitors need a token.")
+        str, typer.Option(help="Address to listen on; beyond loopback, visitors need a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8321,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8321,
     write: Annotated[
-        bool, typer.Option("--write", help="Offer compaction, collection, fsck and retention, too.")
+        bool, typer.Option("--write", help="Also offer compaction, garbage collection, fsck and retention.")
     ] = False,
 ) -> None:
-    """Serve pages that show the location, until a signal ends it."""
+    """Serve web pages that show the location, until a signal."""
     try:
         from aiopersist.web.serve import serve as serve_pages
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""`aiopersist show`: one shard as a person reads it."""
+"""`aiopersist show`: one shard in detail."""
 
 from collections.abc import Iterator
 from math import log10
@@ -26,12 +26,12 @@ from aiopersist.client.client import Client
 from aiopersist.maintenance.inspect import (
     BatchView,
     HoldView,
-    Keeper,
     ShardView,
     growth,
     keeper,
     signature,
 )
+from aiopersist.web.holds import keeper_text, retention_text
 
 SPINE_LINES_MAX = 40
 BAR_WIDTH = 12  # characters of the bar of 10 ** 9 updates
@@ -52,8 +52,7 @@ async def show(run: Invocation, shard: ShardName) -> None:
 
 
 async def _schema(client: Client, view: ShardView) -> dict[str, str]:
-    """The columns of its newest schema, in Arrow types; none for an `Indexed`, whose streams have their
-    own."""
+    """The newest schema, in Arrow types; empty for an `Indexed`, whose streams have schemas."""
     if view.streams is not None:
         return {}
     number, schema = await client.schema(view.shard_id)
@@ -84,10 +83,10 @@ def _facts(schema: dict[str, str], view: ShardView) -> RenderableType:
         "clock": str(view.clock),
         "key": schema.get("key"),
         "val": schema.get("val"),
-        "retention": _retention(view),
+        "retention": retention_text(view.retention),
         "bytes": f"{shown_bytes(view.blob_bytes)} in blobs, {shown_bytes(view.inline_bytes)} in the state",
         "growth": _growth(view),
-        "versions": f"{view.live_diffs:,} held, the newest is {view.seqno:,}{keeper_text(keeper(view))}",
+        "versions": f"{view.live_diffs:,} held, the newest {view.seqno:,}{keeper_text(keeper(view), '; ')}",
         "written": f"{shown_moment(view.written_at)}, {shown_age(view.now - view.written_at)} ago",
     }
     if view.streams is not None:
@@ -97,35 +96,16 @@ def _facts(schema: dict[str, str], view: ShardView) -> RenderableType:
 
 
 def _growth(view: ShardView) -> str | None:
-    found = growth(view)
-    if found is None:
+    rates = growth(view)
+    if rates is None:
         return None
-    per_s = f"{found.updates_per_s:,.1f} updates, {shown_bytes(round(found.bytes_per_s))} a second"
-    return f"{per_s}, over the last {shown_age(found.span_s)}"
-
-
-def keeper_text(found: Keeper | None) -> str:
-    """Who keeps old versions; nothing if nobody does."""
-    if found is None:
-        return ""
-    left = found.lease_left_s
-    until = f"its lease ends in {shown_age(left)}" if left >= 0 else "its lease is over"
-    whose = f"reader {shown_id(found.reader)} of {signature(found.reader) or 'an unknown process'}"
-    return f"; {whose} keeps {found.versions:,} of them with their blobs, {until}"
-
-
-def _retention(view: ShardView) -> str:
-    policy = view.retention
-    if policy is None:
-        return "all history"
-    if policy.seconds is not None:
-        return f"the last {shown_age(policy.seconds)}"
-    return f"the last {policy.times:,} times"
+    per_s = f"{rates.updates_per_s:,.1f} updates, {shown_bytes(round(rates.bytes_per_s))} a second"
+    return f"{per_s}, over the last {shown_age(rates.span_s)}"
 
 
 def _spine(view: ShardView) -> RenderableType:
-    """A line for each batch, which begins where the one before ends; the bar grows with the logarithm of its
-    updates. Of many batches those in the middle are left out."""
+    """A line for each batch. A batch begins where the one before ends. The bar is the logarithm of its
+    updates. Of many batches the middle ones are left out."""
     levels = {
         ordinal: (number, len(level.batches) > 1)
         for number, level in view.levels.items()
@@ -207,15 +187,15 @@ def _subscriptions(view: ShardView) -> RenderableType:
 
 
 def subscription_table(*before: str) -> Table:
-    """The columns of subscriptions, behind others."""
+    """A table of subscriptions, with `before` as its first columns."""
     columns = (*before, "  NAME", "AT", "BEHIND", "UPDATES AT MOST", "KEEPS", "LAST ACK", "OWNER")
     return plain_table(*columns, right=("UPDATES AT MOST", "KEEPS"))
 
 
 def subscription_cells(name: str, row: Any, view: ShardView) -> list[Any]:
-    """One subscription as a line."""
+    """A subscription as cells of that table."""
     if row.expired:
-        state = "expired: it gave up its position"
+        state = "expired: it lost its position"
     else:
         state = "nobody has it" if row.owner is None else signature(row.owner) or row.owner
     return [
@@ -230,7 +210,7 @@ def subscription_cells(name: str, row: Any, view: ShardView) -> list[Any]:
 
 
 def _leases(view: ShardView) -> RenderableType:
-    """Writers, then readers, those that keep the oldest versions first."""
+    """Writers, then readers; readers that keep the oldest versions come first."""
     table = plain_table("  KIND", "ID", "OWNER", "RENEWED", "LEASE ENDS", "VERSIONS", "", right=("VERSIONS",))
     writers: list[tuple[str, str, Any, int | None]] = [
         ("writer", n, w, None) for n, w in view.writers.items()
@@ -238,15 +218,15 @@ def _leases(view: ShardView) -> RenderableType:
     readers = [("reader", name, r, r.seqno_hold) for name, r in view.readers.items()]
     readers.sort(key=lambda row: view.seqno if row[3] is None else row[3])
     for kind, name, lease, seqno in (*writers, *readers):
-        left = lease.heartbeat + lease.lease_s - view.now
+        remaining_s = lease.heartbeat + lease.lease_s - view.now
         table.add_row(
             f"  {kind}",
             safe(shown_id(name)),
             safe(signature(name) or NOTHING),
             f"{shown_age(view.now - lease.heartbeat)} ago",
-            f"in {shown_age(left)}" if left >= 0 else f"{shown_age(-left)} ago",
+            f"in {shown_age(remaining_s)}" if remaining_s >= 0 else f"{shown_age(-remaining_s)} ago",
             NOTHING if seqno is None else f"{view.seqno - seqno:,}",
-            "" if left >= 0 else "overdue: the next commit drops it",
+            "" if remaining_s >= 0 else "overdue: the next commit drops it",
         )
     return table
 

@@ -1,5 +1,4 @@
-"""How values look to people on a terminal: times, frontiers, sizes, ages, in the words of the inspector; and
-texts that may hold anything."""
+"""Texts for a terminal: times, frontiers, sizes and ages, as in the inspector; and texts of users."""
 
 import re
 from collections.abc import Mapping
@@ -23,12 +22,12 @@ from aiopersist.web.words import (
 )
 
 NOTHING = "-"
-shown_bytes = size_text  # as the inspector says them
+shown_bytes = size_text
 FRACTION = re.compile(r"\.\d+Z")
 
 
 def shown_time(time: Time | None, clock: Clock) -> str:
-    """A time; on a wall clock the instant that it is, as options take it."""
+    """A time; on a wall clock an instant, in the form that options take."""
     if time is None:
         return NOTHING
     text = time_text(time, clock)
@@ -36,7 +35,7 @@ def shown_time(time: Time | None, clock: Clock) -> str:
 
 
 def shown_frontier(frontier: Antichain | None, clock: Clock) -> str:
-    """A frontier: its times; `the end` for the empty one."""
+    """A frontier: its times, or `the end` if it is empty."""
     if frontier is None:
         return NOTHING
     text = frontier_text(frontier, clock)
@@ -44,7 +43,7 @@ def shown_frontier(frontier: Antichain | None, clock: Clock) -> str:
 
 
 def short_frontier(frontier: Antichain | None, clock: Clock) -> str:
-    """A frontier in a list: instants to the second."""
+    """A frontier with instants to the second, for lists."""
     return FRACTION.sub("Z", shown_frontier(frontier, clock))
 
 
@@ -54,22 +53,22 @@ def shown_moment(seconds: float) -> str:
 
 
 def shown_age(seconds: float) -> str:
-    """A duration in its largest unit; a second is the least."""
+    """A duration in its largest unit, in whole seconds at least."""
     return duration_text(max(round(seconds), 0)) if seconds >= 1 else "0 s"
 
 
 def safe(text: str) -> Text:
-    """A text that may hold anything, for a terminal: nothing in it moves the cursor, nothing is markup."""
+    """A text of users for a terminal: it cannot move the cursor, and is no markup."""
     return Text(text if text.isprintable() else escaped(pydantic_core.to_json(text).decode()))
 
 
 def shown_id(id: str) -> str:
-    """What tells one reader or writer from another: the first digits of its id; another text as it is."""
+    """The first digits of the id of a reader or writer; another text unchanged."""
     return short_id(id.partition("@")[0])
 
 
 def record(cells: Mapping[str, str | Text]) -> Table:
-    """One thing as lines of a name and its value."""
+    """A record as lines of name and value."""
     table = plain_table("", "")
     table.show_header = False
     for name, cell in cells.items():
@@ -78,8 +77,8 @@ def record(cells: Mapping[str, str | Text]) -> Table:
 
 
 def plain_table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
-    """A table of lines, without boxes. Columns in `right` hold numbers; these and `whole` ones stay on one
-    line. Where the terminal is narrow, other texts go on in a next line: nothing is cut."""
+    """A table without boxes. Columns in `right` hold numbers. These and the columns in `whole` never wrap;
+    others wrap on a narrow terminal, so nothing is cut."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in columns:
         justify: Literal["left", "right"] = "right" if name in right else "left"

@@ -1,9 +1,9 @@
-"""What commands write, and where to: nothing that a location stores moves the cursor of a terminal, hides a
-text, or turns it around.
+"""Output of commands: no stored text can move the cursor of a terminal, hide a text, or reverse it.
 
 Stored texts reach people in many ways: names of shards, keys and values, texts of errors, headers of files.
-So they are escaped where they leave: what rich prints in `SafeConsole` (`cli/consoles.py`), lines and rows in
-`output`, messages by `complain`. An escape is that of JSON, so JSON stays what it is."""
+So they are escaped on output: rich's texts in `SafeConsole` (`cli/consoles.py`), lines and rows in `output`,
+messages in `complain`. Escapes are those of JSON, so JSON stays valid.
+"""
 
 import logging
 import os
@@ -19,17 +19,17 @@ PROBLEMS = 1
 CANNOT_BEGIN = 2
 INTERRUPTED = 130
 UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, but for tabs and ends of lines
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # the direction of texts
-    "\u2028\u2029\u2060-\u2065\u206a-\u206f\ufff9-\ufffb"  # ends of lines, and what is not seen
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls, except tabs and ends of lines
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # direction of texts
+    "\u2028\u2029\u2060-\u2065\u206a-\u206f\ufff9-\ufffb"  # ends of lines, and invisible characters
     "\U000e0000-\U000e007f"  # tags
-    "\ud800-\udfff]"  # halves of characters, which no encoding has
+    "\ud800-\udfff]"  # surrogates, which no encoding has
 )
 
 
 def escaped(text: str) -> str:
-    """The text with JSON's escapes for what is not to reach a terminal."""
-    return UNSAFE.sub(lambda found: _escape(found[0]), text)
+    """The text with JSON's escapes for unsafe characters."""
+    return UNSAFE.sub(lambda match: _escape(match[0]), text)
 
 
 def _escape(character: str) -> str:
@@ -38,14 +38,13 @@ def _escape(character: str) -> str:
 
 
 def output() -> BinaryIO:
-    """Standard output for rows and lines in UTF-8: to a program as they are, to a terminal escaped."""
+    """Standard output for rows and lines in UTF-8; on a terminal they are escaped."""
     sys.stdout.flush()
     return _Terminal() if sys.stdout.isatty() else sys.stdout.buffer  # type: ignore[return-value]
 
 
 def drop_unwritten() -> None:
-    """Drop what a standard stream holds and cannot write: the interpreter would try it once more at its end,
-    and end with status 120 whatever the command found."""
+    """Drop output that cannot be written; otherwise the interpreter would exit with status 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -55,7 +54,7 @@ def drop_unwritten() -> None:
 
 
 class _Terminal:
-    """Takes texts as bytes, in whole characters."""
+    """Takes texts as bytes; no call may split a character."""
 
     def write(self, data: bytes) -> int:
         sys.stdout.write(escaped(bytes(data).decode(errors="backslashreplace")))
@@ -66,15 +65,15 @@ class _Terminal:
 
 
 def complain(text: str) -> None:
-    """Write a text to standard error, if anybody reads it."""
+    """Write a text to standard error, if it is open."""
     if sys.stderr is not None:
         with suppress(OSError):
             sys.stderr.write(f"{escaped(text)}\n")
 
 
-def stop(why: object, status: int) -> NoReturn:
-    """End with that status, and a line on standard error that says why."""
-    line = " ".join(str(why).split()) or type(why).__name__
+def stop(reason: object, status: int) -> NoReturn:
+    """Exit with the status, after a line on standard error with the reason."""
+    line = " ".join(str(reason).split()) or type(reason).__name__
     complain(f"aiopersist: {line}")
     raise typer.Exit(status)
 
@@ -85,9 +84,8 @@ class _Escaping(logging.Formatter):
 
 
 def prepare() -> str | None:
-    """Make the standard streams take each character, in whatever encoding; the fault if there is no standard
-    output."""
-    if logging.lastResort is not None:  # the log of the library, unless somebody handles it
+    """Let standard streams accept every character. Returns an error message if standard output is closed."""
+    if logging.lastResort is not None:  # the library's log, unless the program handles it
         logging.lastResort.setFormatter(_Escaping())
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -96,18 +94,18 @@ def prepare() -> str | None:
 
 
 def open_descriptors() -> None:
-    """Take the descriptors of standard streams that are closed: else the next file that is opened would have
-    one, such as the database, and whoever writes to standard error would write there."""
+    """Reopen closed standard streams. Otherwise the next opened file, like the database, would get such a
+    descriptor, and messages to standard error would go into it."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
             with suppress(OSError):
-                os.open(os.devnull, os.O_RDWR)  # the least that is free
+                os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number
 
 
 def decoded(value: Any) -> Any:
-    """An argument that is UTF-8, whatever the locale says: its texts name what is stored."""
+    """An argument decoded as UTF-8 in any locale, since stored names are UTF-8."""
     if isinstance(value, list):
         return [decoded(each) for each in value]
     if not isinstance(value, str) or value.isascii():

@@ -1,8 +1,7 @@
-"""Values that CSV and JSON have no form for, as texts: bytes, instants, dates, times of day, durations. Pure.
+"""Texts for values that CSV and JSON lack: bytes, instants, dates, times of day, durations. Pure.
 
-A file is read with texts in their place, and as wide as it may be written: `read_type` tells. `from_texts`
-makes of such a column one of the wanted type, in bulk, or refuses it with `ValueError`: nothing is cut off,
-and nothing is guessed.
+`read_type` says in which type a column of a file is read: a text, or a wider type. `from_texts` converts the
+column to the target type, in bulk, or raises `ValueError`: it cuts nothing and guesses nothing.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ EPOCH = "1970-01-01T"
 
 
 def read_type(of: pa.DataType, *, is_json: bool) -> pa.DataType:
-    """The type that a column is read in. Arrow's readers know instants, dates and times of day in CSV; in
-    JSON they take some of them, and an instant without a zone for one in UTC, so these are texts. In structs
-    each field may be absent there: whether it may be is told where rows are known."""
+    """The type in which a column is read. Arrow's reader of CSV parses instants, dates and times of day. Its
+    reader of JSON parses only some, and takes instants without a zone for UTC, so in JSON they are read as
+    texts. There each field of a struct may be absent; a later check of rows finds missing ones."""
     is_ = pa.types
     if is_bytes(of) or is_.is_duration(of) or (is_json and is_.is_temporal(of)):
         return pa.string()
@@ -49,27 +48,27 @@ def read_type(of: pa.DataType, *, is_json: bool) -> pa.DataType:
         return pa.struct(fields)
     if is_.is_list(of):
         return pa.list_(read_type(of.value_type, is_json=is_json))
-    return _written(of)
+    return _parsed_type(of)
 
 
-def from_texts(column: Any, wanted: pa.DataType) -> Any:
-    """The array in the wanted type, where it was read in another. `ValueError`, also Arrow's, for a text that
-    stands for no value of it; what is of an unknown shape is left to the check of rows."""
-    if column.type == wanted:
+def from_texts(column: Any, target: pa.DataType) -> Any:
+    """The column in the target type. `ValueError`, also Arrow's, for a text that is no value of it. Columns
+    of another shape stay unchanged; the check of rows refuses them."""
+    if column.type == target:
         return column
     is_, read = pa.types, column.type
-    if is_.is_struct(wanted) and is_.is_struct(read):
-        return _structs(column, wanted)
-    if is_.is_list(wanted) and is_.is_list(read):
-        return _lists(column, wanted)
-    if is_.is_string(read) and (parse := _parser(wanted)):
-        return parse(column, wanted)
-    return pc.cast(column, wanted) if read == _written(wanted) else column
+    if is_.is_struct(target) and is_.is_struct(read):
+        return _structs(column, target)
+    if is_.is_list(target) and is_.is_list(read):
+        return _lists(column, target)
+    if is_.is_string(read) and (parse := _parser(target)):
+        return parse(column, target)
+    return pc.cast(column, target) if read == _parsed_type(target) else column
 
 
 def instants_of(guessed: pa.DataType, texts: Any) -> pa.DataType:
-    """The type of a column of an unknown type. Arrow guesses instants, but neither fractions nor zones. If
-    all texts are days, it is one of days; if all are instants, with a zone or without as these are."""
+    """The type of a column of a new shard, since Arrow guesses instants without fractions and zones only. If
+    all texts are days, it is a date; if all are instants, a timestamp, with a zone if they have zones."""
     is_ = pa.types
     if is_.is_struct(guessed) and is_.is_struct(texts.type):
         parts = zip(guessed, texts.flatten(), strict=True)
@@ -90,8 +89,8 @@ def _can_be(texts: Any, kind: pa.DataType) -> bool:
 
 
 def first_refused(count: int, parse: Callable[[int, int], object]) -> tuple[int, ValueError] | None:
-    """The first of some rows that `parse` refuses with `ValueError`, and why, if it refuses all of them
-    together: by halves. `None` if it refuses no row alone. `parse` takes the first row and the one behind."""
+    """The first row that `parse` refuses with `ValueError`, and the error, by bisection; `None` if it refuses
+    no single row. `parse` takes the first row and the end of a range, and refuses the whole range."""
     begin, end = 0, count
     while end - begin > 1:
         middle = (begin + end) // 2
@@ -108,8 +107,7 @@ def first_refused(count: int, parse: Callable[[int, int], object]) -> tuple[int,
 
 
 def bytes_of(text: str) -> bytes:
-    """The bytes that URL-safe base64 says. `ValueError`, also for a character that is none of it: decoding
-    would leave it out."""
+    """The bytes in URL-safe base64. `ValueError` also for foreign characters."""
     try:
         return base64.b64decode(text, altchars=b"-_", validate=True)
     except ValueError:
@@ -117,72 +115,73 @@ def bytes_of(text: str) -> bytes:
 
 
 def named_type(name: str) -> pa.DataType:
-    """The type that a user names: as Python does, `decimal(12,2)`, or as Arrow does. `ValueError`."""
-    if found := NAMED.get(name):
-        return found()
+    """The type with a name of Python or Arrow, or `decimal(12,2)`; else `ValueError`."""
+    if make := NAMED.get(name):
+        return make()
     if decimal := DECIMAL.fullmatch(name):
         return pa.decimal128(*map(int, decimal.groups()))
     return pa.type_for_alias(name)
 
 
-def said(of: pa.DataType) -> str:
-    """The name of a type as a user would give it."""
+def type_name(of: pa.DataType) -> str:
+    """The name of a type that `named_type` takes."""
     return next((name for name in ("str", "bool", *NAMED) if named_type(name) == of), str(of))
 
 
-def _written(of: pa.DataType) -> pa.DataType:
-    """Texts of instants and of times of day have microseconds, whatever the unit of their column."""
+def _parsed_type(of: pa.DataType) -> pa.DataType:
+    """The type in which texts are parsed: instants and times of day always in microseconds."""
     is_ = pa.types
     if is_.is_timestamp(of):
         return pa.timestamp("us", of.tz)
     return pa.time64("us") if is_.is_time(of) else of
 
 
-def _parser(wanted: pa.DataType) -> Callable[[Any, pa.DataType], Any] | None:
+def _parser(target: pa.DataType) -> Callable[[Any, pa.DataType], Any] | None:
     is_ = pa.types
-    if is_bytes(wanted):
+    if is_bytes(target):
         return _bytes
-    if is_.is_duration(wanted):
+    if is_.is_duration(target):
         return _durations
-    if is_.is_time(wanted):
+    if is_.is_time(target):
         return _times_of_day
-    return _moments if is_.is_temporal(wanted) else None
+    return _moments if is_.is_temporal(target) else None
 
 
-def _bytes(texts: Any, wanted: pa.DataType) -> Any:
-    made = pa.large_binary() if pa.types.is_large_binary(wanted) else pa.binary()  # of any width: rows tell
-    return pa.array([None if text is None else bytes_of(text) for text in texts.to_pylist()], made)
+def _bytes(texts: Any, target: pa.DataType) -> Any:
+    binary = pa.large_binary() if pa.types.is_large_binary(target) else pa.binary()  # rows check the width
+    return pa.array([None if text is None else bytes_of(text) for text in texts.to_pylist()], binary)
 
 
-def _durations(texts: Any, wanted: pa.DataType) -> Any:
-    """ISO 8601, as `PT1H30M`, exactly: pydantic leaves out what is less than a microsecond."""
-    given = texts.to_pylist()
-    if finer := [text for text in given if text is not None and FINER.search(text)]:
+def _durations(texts: Any, target: pa.DataType) -> Any:
+    """ISO 8601, like `PT1H30M`. Fractions of microseconds are refused, since pydantic would drop them."""
+    strings = texts.to_pylist()
+    if finer := [text for text in strings if text is not None and FINER.search(text)]:
         raise ValueError(f"{finer[0][:40]!r} is finer than a microsecond")
     try:
-        found = DURATIONS.validate_python(given)
+        durations = DURATIONS.validate_python(strings)
     except pydantic_core.ValidationError as error:
         first = error.errors()[0]
-        raise ValueError(f"{str(first['input'])[:40]!r} is no duration as PT1H30M: {first['msg']}") from None
-    return pc.cast(pa.array(found, pa.duration("us")), wanted)
+        text = f"{str(first['input'])[:40]!r} is no duration like PT1H30M: {first['msg']}"
+        raise ValueError(text) from None
+    return pc.cast(pa.array(durations, pa.duration("us")), target)
 
 
-def _moments(texts: Any, wanted: pa.DataType) -> Any:
-    return pc.cast(pc.cast(texts, _written(wanted)), wanted)
+def _moments(texts: Any, target: pa.DataType) -> Any:
+    return pc.cast(pc.cast(texts, _parsed_type(target)), target)
 
 
-def _times_of_day(texts: Any, wanted: pa.DataType) -> Any:
-    """Arrow casts no text to one, but to an instant of a day."""
+def _times_of_day(texts: Any, target: pa.DataType) -> Any:
+    """Arrow casts texts to instants but not to times of day, so a date is put before them."""
     joined = pc.binary_join_element_wise(pa.scalar(EPOCH), texts, pa.scalar(""))
     try:
-        return pc.cast(pc.cast(pc.cast(joined, pa.timestamp("us")), pa.time64("us")), wanted)
+        return pc.cast(pc.cast(pc.cast(joined, pa.timestamp("us")), pa.time64("us")), target)
     except pa.ArrowInvalid as error:
         text = str(error).replace(EPOCH, "").replace("scalar of type timestamp[us]", "time of day")
         raise ValueError(text) from None
 
 
-def _structs(column: Any, wanted: pa.DataType) -> Any:
-    inner = {field.name: field.type for field in wanted}
+def _structs(column: Any, target: pa.DataType) -> Any:
+    inner = {field.name: field.type for field in target}
     parts = [
         from_texts(part, inner.get(field.name, field.type))
         for part, field in zip(column.flatten(), column.type, strict=True)
@@ -190,8 +189,8 @@ def _structs(column: Any, wanted: pa.DataType) -> Any:
     return pa.StructArray.from_arrays(parts, [field.name for field in column.type], mask=column.is_null())
 
 
-def _lists(column: Any, wanted: pa.DataType) -> Any:
-    first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()  # of a slice, not of the whole
-    elements = from_texts(column.values[first:last], wanted.value_type)
+def _lists(column: Any, target: pa.DataType) -> Any:
+    first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()  # of the slice
+    elements = from_texts(column.values[first:last], target.value_type)
     offsets = pc.subtract(column.offsets, pa.scalar(first, pa.int32()))
     return pa.ListArray.from_arrays(offsets, elements, mask=column.is_null())

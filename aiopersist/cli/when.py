@@ -1,4 +1,4 @@
-"""Times and durations as people write them in a shell: `17`, `2026-01-31T12:00Z`, `now-5min`; `90s`, `7d`."""
+"""Times and durations in arguments: `17`, `2026-01-31T12:00Z`, `now-5min`; `90s`, `7d`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,42 +18,42 @@ T = TypeVar("T")
 
 
 def duration_of(text: str) -> timedelta | None:
-    """The duration that a text says; `None` for others. `CannotBegin` beyond what a clock counts."""
+    """The duration in a text; `None` if it is none. `CannotBegin` if it is longer than a clock counts."""
     try:
         return instant.duration_of(text)
     except OverflowError:
         raise CannotBegin(f"{text!r} is longer than the clock counts") from None
 
 
-def time_of(what: str, text: str) -> int | datetime:
-    """The time that a text says: an int, an instant with its zone, or an instant that was so long ago by this
-    machine's clock. `CannotBegin`, with the name of the argument, for others."""
+def time_of(argument: str, text: str) -> int | datetime:
+    """The time in a text: an int, an instant with a zone, or `now-5min` by this machine's clock. Otherwise
+    `CannotBegin`, with the name of the argument."""
     with suppress(ValueError):
         return int(text)
     try:
-        if (found := instant.ago_of(text, SYSTEM.wall())) is not None:
-            return found
+        if (moment := instant.ago_of(text, SYSTEM.wall())) is not None:
+            return moment
     except OverflowError:
-        raise CannotBegin(f"{what}: {text!r} is before the year 1") from None
+        raise CannotBegin(f"{argument}: {text!r} is before the year 1") from None
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         hint = "an int, an instant such as 2026-01-31T12:00Z, or now-5min"
-        raise CannotBegin(f"{what}: {text!r} is none of {hint}; s, min, h, d, w") from None
-    if found.tzinfo is None:
-        at = found.isoformat()
-        raise CannotBegin(f"{what}: {text!r} has no zone: say {at}Z, or {at}+01:00")
-    return found
+        raise CannotBegin(f"{argument}: {text!r} is none of {hint}; s, min, h, d, w") from None
+    if moment.tzinfo is None:
+        at = moment.isoformat()
+        raise CannotBegin(f"{argument}: {text!r} has no zone: write {at}Z or {at}+01:00")
+    return moment
 
 
 def as_of_option(text: str | None) -> int | datetime | None:
-    """The time that `--as-of` says."""
+    """The time in the text of `--as-of`."""
     return None if text is None else time_of("--as-of", text)
 
 
-async def known_time(run: Invocation, client: Client, name: str, time: T) -> T | int:
-    """The time whose contents answer for `time`: of an instant at which nobody had written for a while, and
-    nobody has since, the last complete time, and a message says so. Reading commands append nothing."""
+async def read_time(run: Invocation, client: Client, name: str, time: T) -> T | int:
+    """The time to read for `time`. For an instant after the last write it is the last complete time, with a
+    message, since reading commands append nothing."""
     if not isinstance(time, datetime):
         return time
     shard = await client._shards.existing(name)
@@ -61,21 +61,19 @@ async def known_time(run: Invocation, client: Client, name: str, time: T) -> T |
     last = instant.at_rest(shard.state.upper, at, await instant.now_for(client._stack.clock, at))
     if last is None:
         return time
-    run.say(
-        f"{name!r}: nobody has written since {shown_time(last, Clock.WALL)}: these are the contents of then"
-    )
+    run.say(f"{name!r}: nobody has written since {shown_time(last, Clock.WALL)}: these are its contents then")
     return last
 
 
 @contextmanager
-def complete_times(shard: str, *asked: object) -> Iterator[None]:
-    """A read within, at a time that is not complete, says up to when the shard is."""
+def complete_times(shard: str, *times: object) -> Iterator[None]:
+    """Adds the upper of the shard to the error of a read at a time that is not complete."""
     try:
         yield
     except NotReadable as error:
         if not isinstance(error.upper, Antichain) or not isinstance(error.as_of, int | tuple):
             raise
-        clock = Clock.WALL if any(isinstance(time, datetime) for time in asked) else Clock.LOGICAL
+        clock = Clock.WALL if any(isinstance(time, datetime) for time in times) else Clock.LOGICAL
         upper, time = shown_frontier(error.upper, clock), shown_time(error.as_of, clock)
         text = f"{shard!r} is not complete at {time}: its upper is {upper}, and nobody has written since then"
         raise Problems(text) from error

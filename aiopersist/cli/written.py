@@ -1,8 +1,8 @@
-"""Files that commands write: all of them go through here.
+"""Writes all files of commands.
 
-A regular file is whole or not there: it is written beside, and renamed. One that is there keeps its mode and,
-where that is allowed, its owner; a link leads to the file that it names. What is no regular file, such as a
-device, a FIFO or `/dev/stdout`, is written to as it is.
+A regular file appears complete or not at all: a temporary file beside it is written, then renamed. A replaced
+file keeps its mode and, if allowed, its owner; a link is followed. Other files, like a device, a FIFO or
+`/dev/stdout`, are written directly.
 """
 
 import errno
@@ -15,31 +15,31 @@ from typing import BinaryIO
 from aiopersist.base.runtime import SYSTEM
 from aiopersist.cli.command import CannotBegin
 
-LOOK_S = 0.05  # whether somebody reads a FIFO
+LOOK_S = 0.05  # between two looks whether a FIFO has a reader
 
 
 @asynccontextmanager
 async def written(path: str) -> AsyncIterator[BinaryIO]:
-    """The file of that path, to be written. A FIFO waits for its reader."""
-    there = _there(path)
-    is_regular = there is None or stat.S_ISREG(there.st_mode)
-    with _replaced(path, there) if is_regular else os.fdopen(await _opened(path), "wb") as file:
+    """The file, to be written. Waits for the reader of a FIFO."""
+    status = _status_of(path)
+    is_regular = status is None or stat.S_ISREG(status.st_mode)
+    with _replaced(path, status) if is_regular else os.fdopen(await _opened(path), "wb") as file:
         yield file
 
 
-def _there(path: str) -> os.stat_result | None:
-    """What is there, behind links; `CannotBegin` for a folder."""
+def _status_of(path: str) -> os.stat_result | None:
+    """The status of an existing file, behind links; `CannotBegin` for a folder."""
     try:
-        there = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         return None
-    if stat.S_ISDIR(there.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise CannotBegin(f"{path}: it is a folder")
-    return there
+    return status
 
 
 async def _opened(path: str) -> int:
-    """A descriptor of what is there. Nothing is made, and a FIFO is not waited for by a call that blocks."""
+    """A descriptor of an existing file. It creates nothing, and no call blocks for the reader of a FIFO."""
     while True:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -53,16 +53,16 @@ async def _opened(path: str) -> int:
 
 
 @contextmanager
-def _replaced(path: str, there: os.stat_result | None) -> Iterator[BinaryIO]:
+def _replaced(path: str, status: os.stat_result | None) -> Iterator[BinaryIO]:
     path = os.path.realpath(path)
-    if there is not None and not os.access(path, os.W_OK):
-        raise CannotBegin(f"{path}: it may not be written")
-    beside = f"{path}.{SYSTEM.token()}.tmp"  # a pid is that of others, too, in another container
-    descriptor = _made(beside, there)
+    if status is not None and not os.access(path, os.W_OK):
+        raise CannotBegin(f"{path}: no permission to write it")
+    beside = f"{path}.{SYSTEM.token()}.tmp"  # no pid: another container may have the same
+    descriptor = _created(beside, status)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            if there is not None:
-                _like(file.fileno(), there)
+            if status is not None:
+                _copy_mode(file.fileno(), status)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -72,25 +72,25 @@ def _replaced(path: str, there: os.stat_result | None) -> Iterator[BinaryIO]:
             os.unlink(beside)
 
 
-def _made(path: str, there: os.stat_result | None) -> int:
-    """A new file, which others may not open while one that they may not read is replaced."""
+def _created(path: str, status: os.stat_result | None) -> int:
+    """A new file. If it replaces another one, only its owner may open it at first."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
-        return os.open(path, flags, 0o666 if there is None else 0o600)
+        return os.open(path, flags, 0o666 if status is None else 0o600)
     except PermissionError as error:
         folder = os.path.dirname(path)
-        text = f"{folder} may not be written: a file in it is written beside, and renamed when it is whole"
+        text = f"no permission to write in {folder}: the file is written beside its place, then renamed"
         raise CannotBegin(text) from error
 
 
-def _like(descriptor: int, there: os.stat_result) -> None:
-    """Give the file the owner and the mode of the one that it replaces. Of another owner whom it cannot be
-    given to, it has no bits that would let others run it as ours."""
-    mode = stat.S_IMODE(there.st_mode)
-    ours = os.fstat(descriptor)
-    if (ours.st_uid, ours.st_gid) != (there.st_uid, there.st_gid):
+def _copy_mode(descriptor: int, status: os.stat_result) -> None:
+    """Give the file the owner and the mode of the file that it replaces. If the owner cannot be set, the
+    set-uid and set-gid bits are dropped."""
+    mode = stat.S_IMODE(status.st_mode)
+    own = os.fstat(descriptor)
+    if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
         try:
-            os.fchown(descriptor, there.st_uid, there.st_gid)
+            os.fchown(descriptor, status.st_uid, status.st_gid)
         except PermissionError:
             mode &= ~(stat.S_ISUID | stat.S_ISGID)
     os.fchmod(descriptor, mode)

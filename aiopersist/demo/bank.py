@@ -1,8 +1,8 @@
 """The bank of `aiopersist demo --tables`: two tables of accounts, a journal, and the turnover.
 
 A transfer takes an amount from an account of one table, gives it to an account of the other, and appends an
-entry to the journal, in one transaction. The auditor consumes the journal by a subscription, and adds each
-entry to the turnover of its accounts, in the transaction that acknowledges it.
+entry to the journal, in one transaction. The auditor consumes the journal with a subscription. It adds each
+entry to the turnover of its accounts in the transaction that acknowledges the entry.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ class JournalEntry(BaseModel):
 
 
 class Turnover(BaseModel):
-    """What an account has received less what it gave, and in how many transfers."""
+    """The amounts that an account received minus those that it gave, and its number of transfers."""
 
     amount: int = 0
     transfers: int = 0
@@ -57,12 +57,12 @@ class Place(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How the journal and the turnover name it."""
+        """The name in the journal and in the turnover."""
         return f"{TABLES[self.table]}/{self.key}"
 
 
 class Bank:
-    """The bank as one client sees it. `run` is a part of the names, so that a location has many."""
+    """The bank as one client sees it. `run` is part of the names, so a location can have many banks."""
 
     def __init__(self, client: Client, run: str) -> None:
         self.client = client
@@ -77,8 +77,8 @@ class Bank:
         """A writer of the journal."""
         return await self.client.writer(self.journal_name, self.journal_schema, clock="wall")
 
-    async def found(self) -> int:
-        """Make all accounts at one time, and return it."""
+    async def open_accounts(self) -> int:
+        """Create all accounts in one transaction, and return its time."""
         accounts = {f"{number:03}": BankAccount(balance=BALANCE) for number in range(ACCOUNTS)}
 
         async def fill(tx: Transaction) -> Transaction:
@@ -91,10 +91,10 @@ class Bank:
         return tx.time
 
     async def transfer(self, journal: WriteHandle[str, JournalEntry], name: str) -> None:
-        """Move some amount between two random accounts, once per `name`."""
+        """Move a random amount between two random accounts, once per `name`."""
         while True:
             number = _below(2)
-            source, target = _place(number), _place(1 - number)
+            source, target = _random_account(number), _random_account(1 - number)
             entry = JournalEntry(source=source.name, target=target.name, amount=1 + _below(AMOUNT_MAX))
 
             async def move(
@@ -118,7 +118,7 @@ class Bank:
         tx.put(table, place.key, BankAccount(balance=account.balance + amount))
 
     async def audit(self) -> None:
-        """Add every entry of the journal to the turnover, exactly once, however often this is killed."""
+        """Add every entry of the journal to the turnover exactly once, even if this process is killed."""
         journal = self.client.subscription(self.journal_name, self.journal_schema, name="auditor")
         async with journal as entries:
             async for step in entries:
@@ -135,17 +135,17 @@ class Bank:
         for entry, diff in rows:
             amounts.update({entry.target: entry.amount * diff, entry.source: -entry.amount * diff})
             transfers.update({entry.target: diff, entry.source: diff})
-        known = await tx.get_many(self.turnover, list(transfers))
+        turnovers = await tx.get_many(self.turnover, list(transfers))
         for name, count in transfers.items():
-            before = known.get(name, Turnover())
+            before = turnovers.get(name, Turnover())
             after = Turnover(amount=before.amount + amounts[name], transfers=before.transfers + count)
             tx.put(self.turnover, name, after)
 
 
-def _place(table: int) -> Place:
+def _random_account(table: int) -> Place:
     return Place(table, f"{_below(ACCOUNTS):03}")
 
 
 def _below(number: int) -> int:
-    """A random int."""
+    """A random int below `number`."""
     return int(SYSTEM.uniform(0, number)) % number

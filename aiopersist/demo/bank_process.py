@@ -1,6 +1,6 @@
-"""One process of `aiopersist demo --tables`: a teller, whose tasks transfer, or the auditor.
+"""A process of `aiopersist demo --tables`: a teller, whose tasks make transfers, or the auditor.
 
-`aiopersist.demo.tables` starts these processes, and kills the auditor. The environment names the location.
+`aiopersist.demo.tables` starts these processes and kills the auditor. The environment names the location.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ TASKS = 16  # of a teller
 
 
 async def teller(bank: Bank, name: str, transfers: int) -> None:
-    """Make that many transfers, and say after each that it is durable."""
+    """Make transfers, and write the name of each durable one to standard output."""
     journal = await bank.journal()
     ids = (f"{name}-{number}" for number in range(transfers))
     async with journal, asyncio.TaskGroup() as tasks:
@@ -24,9 +24,9 @@ async def teller(bank: Bank, name: str, transfers: int) -> None:
 
 
 async def _transfer(bank: Bank, journal: WriteHandle[str, JournalEntry], ids: Iterator[str]) -> None:
-    for one in ids:
-        await bank.transfer(journal, one)
-        sys.stdout.write(f"{one}\n")
+    for id_ in ids:
+        await bank.transfer(journal, id_)
+        sys.stdout.write(f"{id_}\n")
         sys.stdout.flush()
 
 

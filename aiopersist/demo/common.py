@@ -1,11 +1,11 @@
-"""What the demos share: their options, the clients of their location, and the comparison with git."""
+"""Shared by the demos: options, the clients of the location, and the comparison with git."""
 
 import asyncio
 import logging
 import os
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -19,10 +19,11 @@ from aiopersist.base.resource import Opening
 from aiopersist.base.settings import Settings
 from aiopersist.client.client import Client
 from aiopersist.client.open import open as open_client
+from aiopersist.data.types.schema import Schema
 from aiopersist.demo.git import FileVersion
 
-SAMPLES = 12  # commits whose whole tree is compared
-OPEN_TIMEOUT_S = 10.0  # a user watches
+SAMPLES = 12  # commits whose trees are compared
+OPEN_TIMEOUT_S = 10.0  # a user is waiting
 
 Row = tuple[bytes, FileVersion]
 
@@ -46,7 +47,7 @@ class DemoOptions(NamedTuple):
 
 @contextmanager
 def directory_of(options: DemoOptions) -> Iterator[Path | None]:
-    """The directory of the location; a temporary one, unless a location is given; `None` for URLs."""
+    """The directory of the location; without the option a temporary one; `None` for URLs."""
     if options.location is not None or options.blob is not None:
         yield options.location
         return
@@ -56,7 +57,7 @@ def directory_of(options: DemoOptions) -> Iterator[Path | None]:
 
 @asynccontextmanager
 async def opened(options: DemoOptions, directory: Path | None, count: int) -> AsyncIterator[list[Client]]:
-    """That many clients of the location. Raises the first error of an error group."""
+    """`count` clients of the location. Raises the first error of an error group."""
     await asyncio.to_thread(_import_all)
     async with AsyncExitStack() as stack:
         with _quiet():
@@ -76,7 +77,7 @@ def _client(options: DemoOptions, directory: Path | None) -> Opening[Client]:
 
 
 def _import_all() -> None:
-    """Import now the modules that the first commit would import: that would count as its latency."""
+    """Import modules now; otherwise the first commit would import them and be slow."""
     for name in ("polars", "pyarrow.compute", "pyarrow.parquet"):
         import_module(name)
     import_module("pyarrow").array([b""])  # looks for pandas
@@ -84,7 +85,7 @@ def _import_all() -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No log lines: the command says once that a store cannot be reached."""
+    """No log lines: the command itself reports that a store cannot be reached."""
     handler = logging.NullHandler()
     logging.getLogger("aiopersist").addHandler(handler)
     try:
@@ -97,35 +98,50 @@ def _first_error(error: BaseException) -> BaseException:
     return _first_error(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
+async def follow(
+    client: Client, shard: str, schema: Schema[bytes, FileVersion, int], last: int, rows: Counter[Row]
+) -> AsyncGenerator[int, None]:
+    """Add the changes up to commit `last` to `rows`; the upper after each step, at most `last + 1`."""
+    async with client.reader(shard, schema) as reader, reader.subscribe(as_of=0) as changes:
+        async for step in changes.steps():
+            for path, version, time, diff in step.updates:
+                if time <= last:
+                    add_row(rows, (path, version), diff)
+            upper = min(end_of(step.upper), last + 1)
+            yield upper
+            if upper > last:
+                return
+
+
 # --- the comparison ----------------------------------------------------------------------------------
 
 
 def samples(commits: Sequence[str]) -> list[int]:
-    """The numbers of the commits to compare, the last one among them."""
+    """The numbers of the commits to compare, including the last one."""
     last = len(commits) - 1
     return sorted({round(n * last / (SAMPLES - 1)) for n in range(SAMPLES)})
 
 
 def add_row(rows: Counter[Row], row: Row, diff: int) -> None:
-    """Add `diff` to the row's count; a row of count 0 is gone."""
+    """Add `diff` to the row's count; a row with count 0 is removed."""
     rows[row] += diff
     if not rows[row]:
         del rows[row]
 
 
 def end_of(frontier: Any) -> int:
-    """The int time of a frontier; the empty one is past every commit."""
+    """The int time of a frontier; the empty one is beyond every commit."""
     time = int_time(frontier)
     return TIME_MAX if time is None else time
 
 
 def compare(expected: Counter[Row], actual: Counter[Row], what: str) -> None:
-    """`CheckFailed`, which names a path, if they differ."""
+    """`CheckFailed` with a path if they differ."""
     if expected == actual:
         return
     differing = (row for row in expected | actual if expected[row] != actual[row])
     path, version = next(differing, next(iter(actual.keys() - expected.keys()), (b"?", None)))
-    raise CheckFailed(f"{what} is not what git says, at {path!r}: {version}")
+    raise CheckFailed(f"{what} differs from git at {path!r}: {version}")
 
 
 # --- the console -------------------------------------------------------------------------------------
@@ -138,6 +154,6 @@ def progress(console: Console) -> Progress:
 
 
 def say(console: Console, *lines: str) -> None:
-    """Print the lines as they are."""
+    """Print the lines unchanged."""
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)

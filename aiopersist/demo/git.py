@@ -1,13 +1,13 @@
 """The first-parent history of a git repository as a stream of changes, in bounded memory.
 
-1. `git rev-list` names the commits, oldest first.
-2. `git diff-tree --stdin` gets each with its first parent and tells its changes, in the same order;
-   it waits while its output is not read.
-3. `git cat-file --batch-check` tells the sizes of the blobs that a commit names, in chunks that fit into a
-   pipe in both directions, so that neither side waits for the other.
+1. `git rev-list` lists the commits, oldest first.
+2. `git diff-tree --stdin` gets each commit with its first parent, and writes its changes in the same order.
+   It waits while nobody reads its output.
+3. `git cat-file --batch-check` writes the sizes of the blobs of a commit, in chunks that fit into a pipe in
+   both directions, so that neither side blocks the other.
 
-Plumbing commands only: the user's configuration does not change what they print. Paths are bytes,
-since git knows no other.
+These are plumbing commands, so the user's configuration does not change their output. Paths are bytes, as in
+git.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from pydantic import BaseModel
 
 SUBMODULE = 0o160000
 READ_BYTES = 64 * 1024
-SIZES_AT_ONCE = 400  # ids of 65 bytes: below the 64 KiB of a pipe, as are their answers
+SIZES_AT_ONCE = 400  # ids of 65 bytes: they and their answers stay below the 64 KiB of a pipe
 
 
 class GitError(Exception):
-    """git is not there, or refused; the message is one line."""
+    """git is missing or failed; the message is one line."""
 
 
 class FileVersion(BaseModel, frozen=True):
-    """The facts that git keeps of one path at one commit."""
+    """The facts of a path at a commit."""
 
     mode: int
     blob: bytes
@@ -38,7 +38,7 @@ class FileVersion(BaseModel, frozen=True):
 
 
 class FileChange(NamedTuple):
-    """One path of one commit: `old` is `None` where it was added, `new` where it was deleted."""
+    """A changed path: `old` is `None` if it was added, `new` if it was deleted."""
 
     path: bytes
     old: FileVersion | None
@@ -46,7 +46,7 @@ class FileChange(NamedTuple):
 
 
 class GitCommit(NamedTuple):
-    """One commit, numbered from 0, the oldest one first."""
+    """A commit; numbers begin with 0 for the oldest one."""
 
     number: int
     id: str
@@ -68,14 +68,14 @@ class _Raw(NamedTuple):
 
 
 class Repository:
-    """A repository at a path; `await Repository.find(path)` checks that it is one."""
+    """A repository; `await Repository.find(path)` checks that it exists."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     async def find(cls, path: Path) -> "Repository":
-        """The repository that `path` is in; a `GitError` says what is missing."""
+        """The repository that contains `path`; `GitError` if there is none."""
         repository = cls(path)
         await repository._output("rev-parse", "--git-dir")
         return repository
@@ -90,15 +90,13 @@ class Repository:
         return out.decode().split()[:limit]
 
     async def author_dates(self) -> dict[str, int]:
-        """When each commit of the first-parent history was authored, by its id: in seconds since 1970, at
-        least 0."""
+        """The author dates of the first-parent history by commit, in seconds since 1970, at least 0."""
         out = await self._output("rev-list", "--first-parent", "--pretty=tformat:%at", "HEAD")
         lines = iter(out.decode().splitlines())
         return {line.removeprefix("commit "): max(int(next(lines) or 0), 0) for line in lines}
 
     async def changes(self, commits: Sequence[str], start: int = 0) -> AsyncGenerator[GitCommit, None]:
-        """The changes of each of `commits[start:]` against the commit before it. Close it if you stop early:
-        it owns processes."""
+        """The changes of each of `commits[start:]`. It owns processes: close it if you stop early."""
         options = ["--stdin", "--root", "-r", "-z", "--raw", "--no-abbrev", "--no-renames", "--no-relative"]
         async with AsyncExitStack() as stack:
             diffs = await stack.enter_async_context(
@@ -107,10 +105,10 @@ class Repository:
             sizes = await stack.enter_async_context(
                 self._running("cat-file", "--batch-check=%(objectname) %(objectsize)")
             )
-            asked = [
+            pairs = [
                 f"{commit} {commits[n - 1] if n else ''}\n" for n, commit in enumerate(commits) if n >= start
             ]
-            feeder = asyncio.ensure_future(_feed(diffs, "".join(asked).encode()))
+            feeder = asyncio.ensure_future(_feed(diffs, "".join(pairs).encode()))
             try:
                 number = start
                 async for commit, raw in _commits(diffs):
@@ -158,7 +156,7 @@ class Repository:
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=PIPE if errors else DEVNULL,
-                # a partial clone must not fetch each blob to tell its size
+                # a partial clone must not fetch blobs to learn their sizes
                 env=os.environ | {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1"},
             )
         except FileNotFoundError:
@@ -176,7 +174,7 @@ class Repository:
 
 async def _feed(process: Process, data: bytes) -> None:
     assert process.stdin is not None
-    with suppress(ConnectionError):  # the process ended early: its status says why
+    with suppress(ConnectionError):  # the process ended early; its status is checked elsewhere
         for at in range(0, len(data), READ_BYTES):
             process.stdin.write(data[at : at + READ_BYTES])
             await process.stdin.drain()
@@ -220,15 +218,15 @@ async def _commits(process: Process) -> AsyncIterator[tuple[str, list[_Raw]]]:
 
 async def _with_sizes(raw: Sequence[_Raw], process: Process) -> list[FileChange]:
     versions = [v for change in raw for v in zip(change.modes, change.blobs, strict=True)]
-    wanted = [blob for mode, blob in versions if mode not in (0, SUBMODULE)]
-    sizes = iter(await _sizes(wanted, process))
-    found = [
+    sized = [blob for mode, blob in versions if mode not in (0, SUBMODULE)]
+    sizes = iter(await _sizes(sized, process))
+    file_versions = [
         FileVersion(mode=mode, blob=bytes.fromhex(blob), size=None if mode == SUBMODULE else next(sizes))
         if mode
         else None
         for mode, blob in versions
     ]
-    return [FileChange(change.path, *found[2 * n : 2 * n + 2]) for n, change in enumerate(raw)]
+    return [FileChange(change.path, *file_versions[2 * n : 2 * n + 2]) for n, change in enumerate(raw)]
 
 
 async def _sizes(blobs: Sequence[str], process: Process) -> list[int | None]:

@@ -1,10 +1,9 @@
 """`aiopersist demo`: the history of a git repository as a time-varying collection.
 
-Key: path. Val: mode, blob id and size. Time: the number of the commit. Two writers race, each with a client
-of its own, so that they know of each other only through the stores: both append the next commit at the upper
-that they know; the loser goes on from the upper that the mismatch names. A subscriber follows. In the end the
-snapshots at sampled commits, and the rows that the subscriber has accumulated, are compared with git, row
-for row.
+Key: path. Value: mode, blob id and size. Time: the number of the commit. Two writers race. Each has its own
+client, so they meet only in the stores. Both append the next commit at the upper that they know; the loser
+continues from the upper in its error. A subscriber follows. At the end, snapshots at sampled commits and the
+rows of the subscriber are compared with git, row by row.
 """
 
 import asyncio
@@ -28,6 +27,7 @@ from aiopersist.demo.common import (
     compare,
     directory_of,
     end_of,
+    follow,
     opened,
     progress,
     samples,
@@ -40,10 +40,10 @@ FIXED_BYTES = 20 + 8 + 8  # blob id, mode and size beside the path
 
 
 class Window:
-    """The commits that are still to be written, read from one stream as writers ask for them.
+    """The commits to write, read from one stream on demand.
 
-    `floor` is the greatest upper that a writer knows: earlier commits are in the shard, and are forgotten
-    here. So only the few commits that writers race for are in memory.
+    `floor` is the greatest upper that a writer knows; earlier commits are in the shard and are dropped here.
+    So only the few commits that writers race for are in memory.
     """
 
     def __init__(self, stream: AsyncIterator[GitCommit], floor: int) -> None:
@@ -87,16 +87,16 @@ class Race:
         self.bytes += sum(len(update[0]) + FIXED_BYTES for update in updates)
 
     def latencies_s(self) -> list[float]:
-        """From the start of the append that won to the subscriber, sorted."""
-        found = []
+        """Times from the start of the winning append to the subscriber, sorted."""
+        latencies = []
         for starts, winner, seen in zip(self.started_s, self.winner, self.seen_s, strict=True):
             if winner is not None and seen is not None:
-                found.append(seen - starts[winner])
-        return sorted(found)
+                latencies.append(seen - starts[winner])
+        return sorted(latencies)
 
 
 class HistoryDemo:
-    """One run, with one open client for each writer; the first client also reads."""
+    """A run with a client for each writer; the first client also reads."""
 
     def __init__(
         self, clients: list[Client], repository: Repository, commits: list[str], bars: Progress
@@ -112,11 +112,11 @@ class HistoryDemo:
         self.followed: Counter[Row] = Counter()
 
     async def write_and_follow(self) -> None:
-        """Write every commit, until the subscriber has seen all."""
+        """Write all commits, and wait until the subscriber has seen them."""
         async with self.client.writer(self.shard, self.schema) as writer:
             start = min(
                 end_of(await writer.fetch_recent_upper()), len(self.commits)
-            )  # an earlier run may have written some
+            )  # an earlier run may have written commits
         written = self.bars.add_task("written", total=len(self.commits), completed=start)
         followed = self.bars.add_task("followed", total=len(self.commits))
         async with aclosing(self.repository.changes(self.commits, start)) as stream:
@@ -143,26 +143,16 @@ class HistoryDemo:
                 self.bars.update(bar, completed=min(window.floor, len(self.commits)))
 
     async def _follow(self, bar: Any) -> None:
-        last = len(self.commits) - 1
         seen = 0
-        async with (
-            self.client.reader(self.shard, self.schema) as reader,
-            reader.subscribe(as_of=0) as changes,
-        ):
-            async for step in changes.steps():
-                now = SYSTEM.monotonic()
-                for path, version, time, diff in step.updates:
-                    if time <= last:
-                        add_row(self.followed, (path, version), diff)
-                upper = min(end_of(step.upper), last + 1)
-                self.race.seen_s[seen:upper] = [now] * (upper - seen)
+        steps = follow(self.client, self.shard, self.schema, len(self.commits) - 1, self.followed)
+        async with aclosing(steps) as uppers:
+            async for upper in uppers:
+                self.race.seen_s[seen:upper] = [SYSTEM.monotonic()] * (upper - seen)
                 seen = upper
                 self.bars.update(bar, completed=seen)
-                if seen > last:
-                    return
 
     async def check(self) -> tuple[int, int]:
-        """Compare with git; returns how many commits and rows were compared."""
+        """Compare with git. Returns the numbers of compared commits and rows."""
         last = len(self.commits) - 1
         sampled = samples(self.commits)
         bar = self.bars.add_task("checked", total=len(sampled))
@@ -183,7 +173,7 @@ class HistoryDemo:
 
 
 async def run(options: DemoOptions, console: Console) -> None:
-    """The whole demo; raises if it cannot begin, or if a check fails."""
+    """Run the demo; raises if it cannot start or a check fails."""
     repository = await Repository.find(options.repository)
     commits = await repository.first_parents(options.limit)
     with directory_of(options) as directory:
@@ -194,7 +184,7 @@ async def run(options: DemoOptions, console: Console) -> None:
                 await demo.write_and_follow()
                 seconds = SYSTEM.monotonic() - before
                 checked, rows = await demo.check()
-            compared = f"{checked} snapshots ({rows:,} rows) and the subscriber's contents are what git says"
+            compared = f"{checked} snapshots ({rows:,} rows) and the subscriber's contents equal git's"
             say(console, *_report(demo.race, seconds), compared)
         if directory is not None:
             size = sum(f.stat().st_size for f in directory.rglob("*") if f.is_file())

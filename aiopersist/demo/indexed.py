@@ -1,15 +1,15 @@
-"""`aiopersist demo --indexed`: the history of a git repository by author date, as many streams.
+"""`aiopersist demo --indexed`: the history of a git repository by author date, in many streams.
 
-The demo walks the commits in their order, and writes each at the time when it was authored: early, late, and
-out of order. There is a stream for each top-level folder (key: path, val: mode, blob id and size), and one
-that names the commits, so that a repeated walk goes on where the last one ended: the changes of a commit, and
-its name, are one write to several streams. All streams are sealed together, up to the oldest time of
-authorship among the commits still to come. A subscriber with a client of its own follows every stream.
+The demo walks the commits in order, and writes each at its author date, so writes come late and out of order.
+There is a stream for each top-level folder (key: path, value: mode, blob id and size), and one with the ids
+of commits. One write adds the changes of a commit and its id, so a repeated walk continues after the last
+one. All streams are sealed together, up to the oldest author date of the remaining commits. A subscriber with
+its own client follows every stream.
 
-Then git is asked. A run of consecutive commits that were authored by a time has changed the tree of the last
-against the tree before the first. So the contents as of any time are sums of trees, independent of the
-changes that were written. They are compared with the streams, with the rows that the subscriber has
-accumulated, and once more with the streams after all history was given up.
+Then the contents are compared with git. A run of consecutive commits changes the tree before its first commit
+to the tree of its last one. So the contents as of a time are sums of trees, independent of the written
+changes. They are compared with the streams, with the rows of the subscriber, and again with the streams after
+all history was removed.
 """
 
 import asyncio
@@ -39,35 +39,35 @@ from aiopersist.demo.common import (
 from aiopersist.demo.git import FileVersion, GitCommit, Repository
 from aiopersist.indexed import Indexed, Sealed, Stream
 
-AT_ONCE = 64  # commits that are written without waiting for one another
+AT_ONCE = 64  # commits written at once
 SAMPLES = 6  # times at which the contents are compared
-TREES_MAX = 60  # trees that git is asked for, per time
+TREES_MAX = 60  # trees to read from git, per time
 COMMITS = "commits"
-FOLLOWED_S = 60.0  # for the subscriber to listen to all streams
-END = (b"", FileVersion(mode=0, blob=b"", size=None))  # no path: written and retracted at the end of the walk
+FOLLOWED_S = 60.0  # until the subscriber listens to all streams
+END = (b"", FileVersion(mode=0, blob=b"", size=None))  # no path; written and retracted to end the walk
 
 
 class Walk:
-    """The commits, when they were authored, and how far that lets all streams be sealed."""
+    """The commits, their author dates, and the times up to which all streams can be sealed."""
 
     def __init__(self, commits: list[str], dates: dict[str, int], limit: int | None) -> None:
         self.commits = commits[:limit]
         self.times = [dates[commit] for commit in self.commits]
         self._sorted = sorted(self.times)
-        every = [dates[commit] for commit in commits]  # also those beyond the limit
+        every = [dates[commit] for commit in commits]  # also beyond the limit
         end = max(every) + 1
         self.complete = [*list(accumulate(reversed([*every[1:], end]), min))[::-1]]
-        """After each commit: no later one is older."""
+        """After each commit, a time such that no later commit is older."""
         self.end = self.complete[len(self.commits) - 1]
 
     @property
     def late(self) -> int:
-        """Commits that were authored before a commit that was written earlier."""
+        """The number of commits with an author date before that of an earlier one."""
         newest = accumulate(self.times, max)
         return sum(time < before for time, before in zip(self.times[1:], newest, strict=False))
 
     def complete_by(self, time: int) -> int:
-        """How many commits are complete once everything is sealed at `time`."""
+        """The number of commits that are complete once all streams are sealed at `time`."""
         return bisect_left(self._sorted, time)
 
     def runs_until(self, time: int) -> list[tuple[int, int]]:
@@ -77,15 +77,15 @@ class Walk:
         return [(row[0], row[-1]) for row in rows]
 
     def samples(self) -> list[int]:
-        """The times to compare: the last one, and others that need few trees."""
+        """The times to compare: the last one, and some that need few trees."""
         times = sorted(set(self.times))
-        some = {times[round(n * (len(times) - 1) / (SAMPLES - 1))] for n in range(SAMPLES)}
-        few = {time for time in some if 2 * len(self.runs_until(time)) <= TREES_MAX}
+        spread = {times[round(n * (len(times) - 1) / (SAMPLES - 1))] for n in range(SAMPLES)}
+        few = {time for time in spread if 2 * len(self.runs_until(time)) <= TREES_MAX}
         return sorted({*few, times[-1]})
 
 
 class IndexedDemo:
-    """One run: `ix` is written by one client, `reader` follows it with another."""
+    """A run: one client writes `ix`, another one follows it with `reader`."""
 
     def __init__(
         self, ix: Indexed, reader: Indexed, repository: Repository, walk: Walk, bars: Progress
@@ -103,8 +103,8 @@ class IndexedDemo:
         self._listening = 0
 
     async def write_and_follow(self, commits: Stream[str, int], done: set[str]) -> None:
-        """Write until every commit is written and was seen; commits that are `done` are only searched for the
-        folders that they name."""
+        """Write all commits, and wait until the subscriber has seen them. Commits in `done` are not written
+        again; only their folders are registered."""
         self._sealed = end_of((await self.ix.description(COMMITS)).upper)
         written = self.bars.add_task("written", total=len(self.walk.commits))
         followed = self.bars.add_task("followed", total=len(self.walk.commits))
@@ -112,19 +112,19 @@ class IndexedDemo:
             asyncio.TaskGroup() as tasks,
             aclosing(self.repository.changes(self.walk.commits)) as stream,
         ):
-            async for some in _chunks(stream, AT_ONCE):
-                for folder in {_folder(change.path) for commit in some for change in commit.changes}:
+            async for chunk in _chunks(stream, AT_ONCE):
+                for folder in {_folder(change.path) for commit in chunk for change in commit.changes}:
                     if folder not in self.folders:
                         self.folders[folder] = await self.ix.register(folder, bytes, FileVersion)
                         tasks.create_task(self._follow(folder, followed))
-                await self._write(commits, [commit for commit in some if commit.id not in done])
-                self.bars.advance(written, len(some))
+                await self._write(commits, [commit for commit in chunk if commit.id not in done])
+                self.bars.advance(written, len(chunk))
             await self._end(commits)
 
-    async def _write(self, commits: Stream[str, int], some: list[GitCommit]) -> None:
-        """The calls of a chunk are made in order, and none waits for the one before."""
+    async def _write(self, commits: Stream[str, int], chunk: list[GitCommit]) -> None:
+        """The calls of a chunk are made in order; none waits for the one before."""
         calls = []
-        for commit in some:
+        for commit in chunk:
             time = self.walk.times[commit.number]
             updates = [(self.folders[folder], rows) for folder, rows in _by_folder(commit, time).items()]
             self.rows += sum(len(rows) for _, rows in updates)
@@ -136,10 +136,10 @@ class IndexedDemo:
         async with asyncio.TaskGroup() as tasks:
             for call in calls:
                 tasks.create_task(call)
-        self.written += len(some)
+        self.written += len(chunk)
 
     async def _end(self, commits: Stream[str, int]) -> None:
-        """Seal the complete times, and let the subscriber know that nothing more comes."""
+        """Seal the complete times, and tell the subscriber that this is the end."""
         await self.ix.seal([commits, *self.folders.values()], max(self.walk.end, self._sealed))
         async with asyncio.timeout(FOLLOWED_S):
             while self._listening < len(self.folders):
@@ -166,9 +166,9 @@ class IndexedDemo:
                     add_row(self.followed, (path, version), diff)
 
     async def check(self) -> tuple[int, int]:
-        """Against git; returns how many times and rows were compared."""
+        """Compare with git. Returns the numbers of compared times and rows."""
         sinces = [end_of((await self.ix.description(name)).since) for name in self.folders]
-        since = max(sinces, default=0)  # an earlier run may have given up history
+        since = max(sinces, default=0)  # an earlier run may have removed history
         times = [time for time in self.walk.samples() if time >= since] or [TIME_MAX]
         bar = self.bars.add_task("checked", total=len(times) + 1)
         actual = await self._contents(times)
@@ -189,15 +189,15 @@ class IndexedDemo:
         return len(times), rows
 
     async def _contents(self, times: list[int]) -> dict[int, Counter[Row]]:
-        """All that was authored by each of these times, summed over all streams."""
-        found: dict[int, Counter[Row]] = {time: Counter() for time in times}
+        """The contents as of each of these times, summed over all streams."""
+        contents: dict[int, Counter[Row]] = {time: Counter() for time in times}
         for stream in self.folders.values():
             async with self.ix.snapshot(stream) as snapshot:
                 for rows in snapshot.split(2):
                     async for path, version, at, diff in rows:
                         for time in times[bisect_left(times, at) :]:
-                            add_row(found[time], (path, version), diff)
-        return found
+                            add_row(contents[time], (path, version), diff)
+        return contents
 
     async def _by_git(self, time: int) -> Counter[Row]:
         contents: Counter[Row] = Counter()
@@ -211,7 +211,7 @@ class IndexedDemo:
 
 
 async def run(options: DemoOptions, console: Console) -> None:
-    """The whole demo; raises if it cannot begin, or if a check fails."""
+    """Run the demo; raises if it cannot start or a check fails."""
     repository = await Repository.find(options.repository)
     commits = await repository.first_parents()
     dates = await repository.author_dates()
@@ -219,14 +219,14 @@ async def run(options: DemoOptions, console: Console) -> None:
         async with opened(options, directory, 2) as clients:
             name = f"git-{commits[0]}"
             async with clients[0].indexed(name) as ix, clients[1].indexed(name, readonly=True) as reader:
-                known = await ix.register(COMMITS, str, int)
-                async with ix.snapshot(known) as snapshot:
+                commit_ids = await ix.register(COMMITS, str, int)
+                async with ix.snapshot(commit_ids) as snapshot:
                     done = {update.key for update in await snapshot.rows()}
                 walk = Walk(commits, dates, max(options.limit or len(commits), len(done)))
                 with progress(console) as bars:
                     demo = IndexedDemo(ix, reader, repository, walk, bars)
                     before = SYSTEM.monotonic()
-                    await demo.write_and_follow(known, done)
+                    await demo.write_and_follow(commit_ids, done)
                     seconds = max(SYSTEM.monotonic() - before, 1e-9)
                     checked, rows = await demo.check()
                 versions = clients[0].metrics["consensus.compare_and_set"].count
@@ -236,29 +236,29 @@ async def run(options: DemoOptions, console: Console) -> None:
         f"{demo.written:,} commits in {seconds:.1f} s: {demo.written / seconds:,.0f} commits/s",
         f"{demo.rows:,} rows in {len(demo.folders):,} streams; {walk.late:,} commits were late",
         f"{versions:,} versions for {demo.written:,} writes; {counts['compactions']:,} compactions",
-        f"{checked} times ({rows:,} rows) and the subscriber's contents are what git says",
+        f"{checked} times ({rows:,} rows) and the subscriber's contents equal git's",
     )
 
 
 def _by_folder(commit: GitCommit, time: int) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
+    rows: dict[str, list[Any]] = {}
     for path, version, diff in commit.updates:
-        found.setdefault(_folder(path), []).append((path, version, time, diff))
-    return found
+        rows.setdefault(_folder(path), []).append((path, version, time, diff))
+    return rows
 
 
 def _folder(path: bytes) -> str:
-    """The stream of a path: of the top-level folder it is in, or of the root."""
+    """The stream of a path: its top-level folder, or the root."""
     folder, slash, _ = path.partition(b"/")
     return (folder.decode(errors="backslashreplace") if slash else ".") + "/"
 
 
 async def _chunks(commits: AsyncIterator[GitCommit], size: int) -> AsyncIterator[list[GitCommit]]:
-    some: list[GitCommit] = []
+    chunk: list[GitCommit] = []
     async for commit in commits:
-        some.append(commit)
-        if len(some) == size:
-            yield some
-            some = []
-    if some:
-        yield some
+        chunk.append(commit)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

@@ -1,9 +1,9 @@
 """`aiopersist demo --spark`: the history of a git repository, loaded and read back by Spark jobs.
 
-Key: path. Val: mode, blob id and size. Time: the number of the commit. The history becomes a few Parquet
-files; a Spark job loads each into one shard, exactly once, while an asyncio subscriber follows. Then Spark
-reads the shard as of sampled commits, compacts it, and reads the last commit again. Each answer, and the rows
-that the subscriber has accumulated, are compared with git, row for row.
+Key: path. Value: mode, blob id and size. Time: the number of the commit. The history becomes a few Parquet
+files. A Spark job loads each into one shard, exactly once, while an asyncio subscriber follows. Then Spark
+reads the shard as of sampled commits, compacts it, and reads the last commit again. Each result and the rows
+of the subscriber are compared with git, row by row.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from aiopersist.data.types.schema import Schema
 from aiopersist.demo.common import (
     DemoOptions,
     Row,
-    add_row,
     compare,
     directory_of,
     end_of,
+    follow,
     opened,
     progress,
     samples,
@@ -48,7 +48,7 @@ COLUMNS = ("key", "mode", "blob", "size", "time", "diff")
 
 
 class SparkDemo:
-    """One run: the asyncio application has `client`, the pipeline `spark`."""
+    """A run: `client` belongs to the asyncio application, `spark` to the pipeline."""
 
     def __init__(
         self, client: Client, spark: "SparkClient", repository: Repository, commits: list[str], bars: Progress
@@ -64,7 +64,7 @@ class SparkDemo:
         self.updates = 0
 
     async def load_and_follow(self, session: "SparkSession", folder: Path) -> float:
-        """Load all commits, until the subscriber has seen all; returns the seconds that the jobs took."""
+        """Load all commits, and wait until the subscriber has seen them. Returns the seconds."""
         async with self.client.writer(self.shard, self.schema) as writer:
             start = end_of(await writer.fetch_recent_upper())
             files = [f async for f in self._files(min(start, len(self.commits)), folder)]
@@ -78,13 +78,13 @@ class SparkDemo:
                     txn = ("demo", end)
                     await self.spark.awrite_df(df, self.shard, time="time", diff="diff", txn=txn)
                     upper = await writer.fetch_recent_upper()
-                    if upper.time != end:  # the last commits of the file have changed nothing
+                    if upper.time != end:  # the last commits of the file changed nothing
                         await writer.compare_and_append([], upper, end)
                     self.bars.update(loaded, completed=end)
             return SYSTEM.monotonic() - before
 
     async def _files(self, start: int, folder: Path) -> AsyncIterator[tuple[int, Path]]:
-        """Files of the history from commit `start` on, each with the number after its last commit."""
+        """Files of the history from commit `start` on, with the number after the last commit of each."""
         size = max(-(-(len(self.commits) - start) // FILES), 1)
         rows: list[tuple[Any, ...]] = []
         async with aclosing(self.repository.changes(self.commits, start)) as stream:
@@ -99,23 +99,13 @@ class SparkDemo:
                     yield end, path
 
     async def _follow(self, bar: Any) -> None:
-        last = len(self.commits) - 1
-        async with (
-            self.client.reader(self.shard, self.schema) as reader,
-            reader.subscribe(as_of=0) as changes,
-        ):
-            async for step in changes.steps():
-                for path, version, time, diff in step.updates:
-                    if time <= last:
-                        add_row(self.followed, (path, version), diff)
-                upper = end_of(step.upper)
-                self.bars.update(bar, completed=min(upper, last + 1))
-                if upper > last:
-                    return
+        steps = follow(self.client, self.shard, self.schema, len(self.commits) - 1, self.followed)
+        async with aclosing(steps) as uppers:
+            async for upper in uppers:
+                self.bars.update(bar, completed=upper)
 
     async def check(self) -> tuple[int, int]:
-        """Compare with git, before and after a compaction; returns how many commits and rows were
-        compared."""
+        """Compare with git before and after a compaction. Returns the numbers of commits and rows."""
         last = len(self.commits) - 1
         sampled = samples(self.commits)
         bar = self.bars.add_task("checked", total=len(sampled) + 1)
@@ -140,7 +130,7 @@ class SparkDemo:
 
 def _rows(commit: GitCommit) -> list[tuple[Any, ...]]:
     at = commit.number
-    return [(path, found.mode, found.blob, found.size, at, diff) for path, found, diff in commit.updates]
+    return [(path, file.mode, file.blob, file.size, at, diff) for path, file, diff in commit.updates]
 
 
 def _write(path: Path, rows: list[tuple[Any, ...]]) -> None:
@@ -158,7 +148,7 @@ def _collected(df: "DataFrame") -> list[Row]:
 
 
 async def run(options: DemoOptions, console: Console) -> None:
-    """The whole demo; raises if it cannot begin, or if a check fails."""
+    """Run the demo; raises if it cannot start or a check fails."""
     repository = await Repository.find(options.repository)
     commits = await repository.first_parents(options.limit)
     with (
@@ -175,7 +165,7 @@ async def run(options: DemoOptions, console: Console) -> None:
                 checked, rows = await demo.check()
     loaded = f"{len(commits):,} commits loaded by Spark in {seconds:.1f} s; {demo.updates:,} rows"
     compared = f"{checked} DataFrames ({rows:,} rows), the compacted shard and the subscriber's contents"
-    say(console, loaded, f"{compared} are what git says")
+    say(console, loaded, f"{compared} equal git's")
 
 
 @asynccontextmanager
@@ -211,4 +201,4 @@ def _session() -> "SparkSession":
     try:
         return builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
     except PySparkRuntimeError as error:
-        raise InvalidLocation(f"spark: no session, is Java 17 here? {error}") from error
+        raise InvalidLocation(f"spark: no session; is Java 17 installed? {error}") from error

@@ -1,15 +1,15 @@
 """`aiopersist demo --tables`: a bank in two tables and a journal.
 
-Several processes, with many tasks each, transfer amounts between random accounts, in transactions. An auditor
-in a process of its own consumes the journal by a subscription, and keeps the turnover of each account. It is
-killed some times, and goes on where it acknowledged.
+Several processes with many tasks transfer amounts between random accounts, in transactions. An auditor in
+another process consumes the journal with a subscription, and keeps the turnover of each account. It is killed
+several times, and resumes after its last acknowledgement.
 
-Then all is checked:
+Then everything is checked:
 
-- by the feeds of both tables, the balances sum to the same as of every time at which anything was committed;
-- sampled times, read by `as_of=`, are what the feeds say;
-- the journal has every transfer once, and makes the last balances of the first ones;
-- the turnover is the sum of the journal: every entry counted once, whenever the auditor was killed.
+- by the feeds of both tables, the balances have the same sum at every time of a commit;
+- reads with `as_of=` at sampled times equal the feeds;
+- the journal has every transfer once, and explains the last balances;
+- the turnover is the sum of the journal: every entry counts once, even though the auditor was killed.
 """
 
 import asyncio
@@ -30,19 +30,19 @@ from aiopersist.client.client import Client
 from aiopersist.demo.bank import ACCOUNTS, BALANCE, TABLES, Bank, JournalEntry, Turnover
 from aiopersist.demo.common import CheckFailed, DemoOptions, directory_of, opened, progress, say
 
-TRANSFERS = 2_000  # unless a limit is given
+TRANSFERS = 2_000  # without --limit
 TELLERS = 3  # processes
 KILLS = 3
 SAMPLES = 12  # times at which both tables are read
 LOOK_S = 0.1  # between two looks at the auditor's position
-SILENCE_S = 120.0  # without progress: the demo gives up
+SILENCE_S = 120.0  # without progress, then the demo fails
 
 Balances = dict[tuple[str, str], int]
 """By table and key."""
 
 
 class BankDemo:
-    """One run: this process founds the bank, starts the others, and checks."""
+    """A run: this process opens the accounts, starts the others, and checks."""
 
     def __init__(self, client: Client, environment: dict[str, str], bars: Progress) -> None:
         self.run = SYSTEM.token()[:8]
@@ -50,16 +50,16 @@ class BankDemo:
         self.client = client
         self.bars = bars
         self.kills = 0
-        self.founded_at = 0
+        self.opened_at = 0
         self._environment = environment
         self._transferred = asyncio.Event()
         self._processes = AsyncExitStack()
 
     async def transfer_and_audit(self, transfers: int) -> None:
-        """Run all processes, until every transfer is made and audited."""
+        """Run all processes until every transfer is made and audited."""
         async with self._processes:
-            self.founded_at = await self.bank.found()
-            async with await self.bank.journal():  # creates it: the auditor begins with its contents
+            self.opened_at = await self.bank.open_accounts()
+            async with await self.bank.journal():  # creates the journal before the auditor subscribes
                 pass
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._audited(transfers))
@@ -82,7 +82,7 @@ class BankDemo:
             raise CheckFailed(f"a process that transfers ended with status {status}")
 
     async def _audited(self, transfers: int) -> None:
-        """Keep an auditor running, and kill it as it goes on."""
+        """Keep an auditor running, and kill it after it made progress."""
         bar = self.bars.add_task("audited", total=transfers)
         auditor = await self._start("auditor", "auditor", 0)
         seen = None
@@ -101,14 +101,14 @@ class BankDemo:
             if is_last and view is not None and view.lag == 0:
                 return
             if auditor.returncode is not None or SYSTEM.monotonic() - silent_since > SILENCE_S:
-                raise CheckFailed("the auditor does not go on")
+                raise CheckFailed("the auditor makes no progress")
             await SYSTEM.sleep(LOOK_S)
 
     async def _count_audited(self) -> int:
         return sum([turnover.transfers async for _, turnover in self.bank.turnover.items()]) // 2
 
     async def _start(self, role: str, name: str, transfers: int) -> Process:
-        """Start a process of the bank. It is killed at the end, if it is still there."""
+        """Start a process of the bank. It is killed at the end if it still runs."""
         command = [sys.executable, "-m", "aiopersist.demo.bank_process", role, self.run, name, str(transfers)]
         process = await asyncio.create_subprocess_exec(
             *command, stdin=DEVNULL, stdout=PIPE if role == "teller" else DEVNULL, env=self._environment
@@ -119,7 +119,7 @@ class BankDemo:
     # --- the checks ------------------------------------------------------------------------------
 
     async def check(self, transfers: int) -> int:
-        """Returns at how many times the balances were summed."""
+        """Check everything. Returns the number of times at which balances were summed."""
         changes = await self._changes()
         times = sorted(changes)
         sampled = {times[round(n * (len(times) - 1) / (SAMPLES - 1))] for n in range(SAMPLES)}
@@ -139,23 +139,23 @@ class BankDemo:
 
     async def _changes(self) -> dict[int, Balances]:
         """The new balances of both tables, by the time of their commit."""
-        found: dict[int, Balances] = {}
+        changes: dict[int, Balances] = {}
         for name, table in zip(TABLES, self.bank.tables, strict=True):
             end = (await table.view()).upper
-            async with table.changes(as_of=self.founded_at) as feed:
+            async with table.changes(as_of=self.opened_at) as feed:
                 async for step in feed:
                     for change in step.changes:
                         balance = 0 if change.new is None else change.new.balance
-                        found.setdefault(change.time, {})[name, change.key] = balance
+                        changes.setdefault(change.time, {})[name, change.key] = balance
                     if end <= step.upper:
                         break
-        return found
+        return changes
 
     async def _check_as_of(self, time: int, expected: Balances) -> None:
         for name, table in zip(TABLES, self.bank.tables, strict=True):
             actual = {(name, key): account.balance async for key, account in table.items(as_of=time)}
             if actual != {place: balance for place, balance in expected.items() if place[0] == name}:
-                raise CheckFailed(f"{name} as of {time} is not what its feed says")
+                raise CheckFailed(f"{name} as of {time} differs from its feed")
 
     async def _check_journal(self, first: Balances, last: Balances, transfers: int) -> None:
         async with (
@@ -167,14 +167,14 @@ class BankDemo:
             raise CheckFailed(f"the journal has {len(rows)} transfers, {transfers} were made")
         moved, counts = _sums(entry for _, entry, _ in rows)
         if {place: first[place] + moved["/".join(place)] for place in first} != last:
-            raise CheckFailed("the journal does not make the last balances of the first ones")
+            raise CheckFailed("the journal does not explain the last balances")
         expected = {name: Turnover(amount=moved[name], transfers=counts[name]) for name in counts}
         if dict([entry async for entry in self.bank.turnover.items()]) != expected:
             raise CheckFailed("the turnover is not the sum of the journal")
 
 
 def _sums(entries: Any) -> tuple[Counter[str], Counter[str]]:
-    """What each account received less what it gave, and its number of transfers."""
+    """The amounts that each account received minus those that it gave, and its number of transfers."""
     moved: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for entry in entries:
@@ -191,7 +191,8 @@ async def _ended(process: Process) -> None:
 
 
 def _environment(options: DemoOptions, directory: Path | None) -> dict[str, str]:
-    """The location, for other processes: a URL may have a password, and command lines are public."""
+    """Variables with the location, for other processes: a URL may have a password, and command lines are
+    public."""
     if directory is not None:
         return {**os.environ, "AIOPERSIST_LOCATION": str(directory.absolute())}
     stores = {"AIOPERSIST_BLOB": options.blob or "", "AIOPERSIST_CONSENSUS": options.consensus or ""}
@@ -199,10 +200,10 @@ def _environment(options: DemoOptions, directory: Path | None) -> dict[str, str]
 
 
 async def run(options: DemoOptions, console: Console) -> None:
-    """The whole demo; raises if it cannot begin, or if a check fails."""
+    """Run the demo; raises if it cannot start or a check fails."""
     for url in (options.blob, options.consensus):
         if url is not None and url.startswith("mem:"):
-            raise InvalidLocation(f"{url} lies in one process: the demo of tables runs several")
+            raise InvalidLocation(f"{url} exists in one process only, and this demo runs several")
     transfers = options.limit or TRANSFERS
     with directory_of(options) as directory:
         async with opened(options, directory, 1) as (client,):

@@ -1,18 +1,18 @@
-"""The way into a FastAPI application: `from aiopersist import fastapi as apf`. It needs the extra `web`.
+"""aiopersist in a FastAPI application: `from aiopersist import fastapi as apf`. It needs the extra `web`.
 
-| module     | what it has                                                                          |
-|------------|--------------------------------------------------------------------------------------|
-| `attached` | what an application holds while it runs: its client, its tables, whether it is ending |
-| `life`     | `lifespan` opens the client; `client` and `table` are dependencies                    |
-| `events`   | the text of server-sent events, and the place of each in its feed                     |
-| `patience` | how far a consumer may stay behind                                                    |
-| `ids`      | the ids of events, which are signed                                                   |
-| `stream`   | `event_stream`: a feed as server-sent events                                          |
-| `sender`   | sends the changes of a feed, as its client takes them                                 |
-| `problems` | which status each error is: `add_exception_handlers`                                  |
-| `probes`   | `/livez` and `/readyz`                                                                |
-| `inside`   | `inspector` and `metrics`: those of `aiopersist.web`, for the application's client     |
-| `ending`   | notices that the server is about to end                                               |
+| module     | contents                                                                    |
+|------------|-----------------------------------------------------------------------------|
+| `attached` | the client and the tables of a running application                          |
+| `life`     | `lifespan` opens the client; `client` and `table` are dependencies          |
+| `events`   | texts of server-sent events, and their places in the feed                   |
+| `patience` | how far a consumer may fall behind                                          |
+| `ids`      | signed ids of events                                                        |
+| `stream`   | `event_stream`: a feed as server-sent events                                |
+| `sender`   | sends the changes of a feed to one client                                   |
+| `problems` | the HTTP status of each error: `add_exception_handlers`                     |
+| `probes`   | `/livez` and `/readyz`                                                      |
+| `inside`   | `inspector` and `metrics` of `aiopersist.web`, for the application's client |
+| `ending`   | notices that the server is about to end                                     |
 """
 
 from importlib.util import find_spec

@@ -1,7 +1,6 @@
-"""What an application holds while it runs: its client, its tables, whether it is ending.
+"""The client and the tables of a running application, and whether it is ending.
 
-It lies on `app.state`, and in the state of each request: that reaches the applications that are mounted in
-this one.
+They are on `app.state` and in the state of each request, where mounted applications find them.
 """
 
 import asyncio
@@ -30,15 +29,15 @@ class Attached:
         self._tables: dict[object, Table[Any, Any]] = {}
         self._asking: asyncio.Task[bool] | None = None
 
-    def table(self, wanted: object, make: Callable[[Client], Table[Any, Any]]) -> Table[Any, Any]:
-        """The table that `wanted` asks for: the same handle each time."""
-        found = self._tables.get(wanted)
-        if found is None:
-            found = self._tables[wanted] = make(self.client)
-        return found
+    def table(self, app_table: object, make: Callable[[Client], Table[Any, Any]]) -> Table[Any, Any]:
+        """The table of an `AppTable`: the same handle each time."""
+        handle = self._tables.get(app_table)
+        if handle is None:
+            handle = self._tables[app_table] = make(self.client)
+        return handle
 
     async def is_ready(self, within_s: float) -> bool:
-        """Whether the stores answer within that time. Those who ask at once share the requests."""
+        """Whether the stores answer in time. Concurrent calls share the requests."""
         if self._asking is None or self._asking.done():
             supervisor = self.client._stack.supervisor
             self._asking = supervisor.spawn(self._ping(), "ask whether the stores answer", abandon=True)
@@ -55,7 +54,7 @@ class Attached:
 
     @contextmanager
     def on(self, app: Starlette) -> Iterator[None]:
-        """Be what the application holds."""
+        """Attach this to the application."""
         setattr(app.state, STATE, self)
         try:
             yield
@@ -65,29 +64,25 @@ class Attached:
 
 
 def attached_to(app: Starlette) -> Attached:
-    """What the application holds; `RuntimeError` if it is not running."""
-    found: Attached | None = getattr(app.state, STATE, None)
-    if found is None:
-        raise _not_running()
-    return found
+    """The `Attached` of the application; `RuntimeError` if it is not running."""
+    return _running(getattr(app.state, STATE, None))
 
 
 def find_attached(connection: HTTPConnection) -> Attached | None:
-    """What the application of a request holds, or that in which it is mounted; `None` if neither does."""
-    found: Attached | None = getattr(connection.app.state, STATE, None)
-    return found or connection.scope.get("state", {}).get(STATE)
+    """The `Attached` of a request's application or of the one around it; `None` if there is none."""
+    own: Attached | None = getattr(connection.app.state, STATE, None)
+    return own or connection.scope.get("state", {}).get(STATE)
 
 
 def attached(connection: HTTPConnection) -> Attached:
-    """The same; `RuntimeError` if there is none."""
-    found = find_attached(connection)
-    if found is None:
-        raise _not_running()
-    return found
+    """The same, but `RuntimeError` if there is none."""
+    return _running(find_attached(connection))
 
 
-def _not_running() -> RuntimeError:
-    return RuntimeError(
-        "the application has no client of aiopersist: make it with FastAPI(lifespan=apf.lifespan(...)), and "
-        "let its lifespan run (in tests: `with TestClient(app) as http:`)"
-    )
+def _running(attached: Attached | None) -> Attached:
+    if attached is None:
+        raise RuntimeError(
+            "the application has no client of aiopersist: create it with FastAPI(lifespan=apf.lifespan(...)) "
+            "and run its lifespan (in tests: `with TestClient(app) as http:`)"
+        )
+    return attached

@@ -1,8 +1,8 @@
-"""Notices that the server is about to end, so that streams end and it need not wait for them.
+"""Notices that the server is about to end, so that streams end and the server need not wait for them.
 
-A server waits for its responses before it tells the application of its end. A stream has no end, so this
-listens to what the server listens to: the signals. A handler that is there already (the server's) is called
-as before; where there is none, none is made.
+A server waits for its responses before it tells the application that it ends, but a stream has no end. So
+this listens to the same signals as the server. It calls the existing handler (the server's) afterwards; for a
+signal without a handler it installs none.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name)]
-LAST_WORDS_S = 1.0  # for the end of a response to a client that takes nothing
+LAST_WORDS_S = 1.0  # to send the end of a response to a client that takes nothing
 
 
 class Ending:
-    """Whether the server is ending. It belongs to the loop in which it was made."""
+    """Whether the server is ending. It belongs to the loop that created it."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -29,16 +29,16 @@ class Ending:
         return self._event.is_set()
 
     async def wait(self) -> None:
-        """Return when it begins."""
+        """Wait until the server is ending."""
         await self._event.wait()
 
     def begin(self) -> None:
-        """It begins now."""
+        """The server is ending now."""
         self._event.set()
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """It begins with a signal that ends the server, too. Signals reach the main thread alone."""
+        """Within, signals that end the server also call `begin`. Only the main thread gets signals."""
         with ExitStack() as stack:
             if threading.current_thread() is threading.main_thread():
                 for number in SIGNALS:
@@ -52,19 +52,19 @@ class Ending:
 
 @contextmanager
 def _before(number: int, tell: Callable[[], None]) -> Iterator[None]:
-    """Call `tell` before the handler of that signal."""
+    """Within, call `tell` before the handler of the signal."""
     handler: Any = signal.getsignal(number)
     if not callable(handler):
         yield
         return
 
-    def told(number: int, frame: FrameType | None) -> None:
+    def tell_and_handle(number: int, frame: FrameType | None) -> None:
         tell()
         handler(number, frame)
 
-    signal.signal(number, told)
+    signal.signal(number, tell_and_handle)
     try:
         yield
     finally:
-        if signal.getsignal(number) is told:
+        if signal.getsignal(number) is tell_and_handle:
             signal.signal(number, handler)

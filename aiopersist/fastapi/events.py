@@ -1,12 +1,12 @@
-"""The text of server-sent events, and the place of each in its feed.
+"""Texts of server-sent events, and their places in the feed.
 
-Each event is one change, and its id (`ids.py`) is the place behind it. A feed has cursors behind steps, and
-a step has many changes, so a place is a cursor, a tilde, and how many changes behind it were sent. Steps that
-are read again have the same changes in the same order, though perhaps cut elsewhere, so a feed that goes on
-from there sends each change once.
+Each event is one change; its id (`ids.py`) is the place after it. A feed has cursors only after steps, and a
+step has many changes. So a place is a cursor, a tilde, and the number of changes sent since that cursor. When
+steps are read again, they have the same changes in the same order, maybe divided differently. So a feed that
+continues from a place sends each change once.
 
-Data is JSON in one line: JSON escapes line ends within texts, so no key or value can make an event of its
-own."""
+Data is JSON in one line. JSON escapes line ends in texts, so no key or value can inject an event.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -20,12 +20,12 @@ from aiopersist.table.feed import Change
 PAST_MARK = "~"  # no cursor has it
 PAST_MAX = 2**53
 HEARTBEAT = b":\n\n"  # a comment
-COME_BACK = b"retry: 3000\n\n"  # how many milliseconds a browser waits before it connects again
+COME_BACK = b"retry: 3000\n\n"  # milliseconds until a browser connects again
 ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 
 
 class EventPlace(NamedTuple):
-    """Where a stream stands: behind a cursor, and so many changes."""
+    """A position in a stream: a cursor, and the number of changes sent after it."""
 
     cursor: str
     past: int = 0
@@ -35,7 +35,7 @@ class EventPlace(NamedTuple):
 
 
 def place_of(text: str) -> EventPlace:
-    """The place of a text; `InvalidUsage` of kind `INVALID_CURSOR` for what cannot be one."""
+    """The place in a text; otherwise `InvalidUsage` of kind `INVALID_CURSOR`."""
     cursor, mark, past = text.partition(PAST_MARK)
     if not mark:
         return EventPlace(cursor)
@@ -52,8 +52,8 @@ def event(name: str, data: Any, id: str | None = None) -> bytes:
 
 
 def _as_json(data: Any) -> bytes:
-    """As pydantic writes it, bytes as base64. Those of a model are as its config says, by default as text; of
-    one that has no such text all are base64: one value must not end a stream, again with each connection."""
+    """JSON by pydantic, with bytes as base64. Bytes in a model follow its config, by default as text; if they
+    are no text, all bytes are base64, since otherwise this value would end the stream at each connection."""
     try:
         return to_json(data, bytes_mode="base64", inf_nan_mode="null")
     except PydanticSerializationError:
@@ -61,7 +61,7 @@ def _as_json(data: Any) -> bytes:
 
 
 def only_id(id: str) -> bytes:
-    """No event, but the id that a client comes back with."""
+    """No event, only the id that a client will come back with."""
     return f"id: {id}\n\n".encode()
 
 
@@ -73,27 +73,27 @@ def change_events(changes: Iterable[Change[Any, Any]], name: str, ids: Iterable[
 
 
 class StepPlaces:
-    """The places behind the changes of a step, which begins at the cursor of `place` and ends at `cursor`, as
-    its changes come; `left` changes were sent before."""
+    """The places after the changes of a step. The step begins at the cursor of `place` and ends at `cursor`;
+    the first `to_skip` changes were sent before."""
 
-    def __init__(self, place: EventPlace, left: int, cursor: str) -> None:
+    def __init__(self, place: EventPlace, to_skip: int, cursor: str) -> None:
         self._begin = place.cursor
         self._number = 0
-        """Changes of the step that came."""
-        self.left = left
-        """Changes, also behind the step, that were sent before."""
+        """The number of changes of the step so far."""
+        self.to_skip = to_skip
+        """The number of next changes that were sent before, in this step and later ones."""
         self.behind = EventPlace(cursor)
-        """The place behind the step."""
+        """The place after the step."""
         self.ends_with_id = False
-        """Whether the last change was sent, with the place behind the step."""
+        """Whether the last change was sent with the place after the step."""
 
     def take(
         self, changes: Sequence[Change[Any, Any]], *, is_last: bool
     ) -> tuple[Sequence[Change[Any, Any]], Sequence[EventPlace]]:
-        """Of the next changes, the last ones perhaps, those that are still to be sent; and their places."""
-        sent = min(self.left, len(changes))
+        """The next changes without those sent before, and their places. `is_last`: they end the step."""
+        sent = min(self.to_skip, len(changes))
         first, end = self._number + sent + 1, self._number + len(changes) + 1
-        self.left, self._number = self.left - sent, end - 1
+        self.to_skip, self._number = self.to_skip - sent, end - 1
         places = [EventPlace(self._begin, number) for number in range(first, end)]
         if is_last and places:
             places[-1], self.ends_with_id = self.behind, True

@@ -1,16 +1,16 @@
-"""Ids of events, by which a client comes back: places in a feed, signed.
+"""Ids of events, with which a client comes back: signed places in a feed.
 
-A place has a checksum and no secret, so whoever knows its form could make another one: of an earlier time, to
-read what was deleted since, or of another stream. So an id is a tag and a place, and the tag is the HMAC of
-the place under a key of the stream. That key is made of
+A place has a checksum but no secret, so anybody could forge one: for an earlier time, to read rows deleted
+since, or for another stream. So an id is a tag and a place; the tag is the HMAC of the place with a key of
+the stream. The key is derived from
 
-- a secret of the location (`location_key`): all processes agree on it, readonly ones, too, and a restart
-  changes nothing;
-- what the stream shows: how it begins, and which keys it has. The place names its table by itself;
-- a text of the application, as the id of a user.
+- a secret of the location (`location_key`), the same in all processes, also readonly ones, and after
+  restarts;
+- the view of the stream: how it begins, and its keys. The place itself names the table;
+- a text of the application, like the id of a user.
 
-So an id is good for streams that show the same to the same, in any process, and for no others. It does not
-expire, and is no secret: who has it may go on where it was given.
+So an id is valid for streams with the same view and the same text, in any process, and for no others. It does
+not expire, and is no secret: its holder can only continue a stream that it may read.
 """
 
 import base64
@@ -36,21 +36,20 @@ class EventIds:
         self._key = hmac.new(key, digestmod=hashlib.sha256)
 
     @classmethod
-    async def of(cls, blob: CacheBlob, *of_what: str) -> "EventIds":
-        """Of a stream of the location of that blob store: the texts tell it from others."""
+    async def of(cls, blob: CacheBlob, *view: str) -> "EventIds":
+        """The ids of a stream; the texts `view` differ from those of other streams of the location."""
         secret = await location_key(blob, PURPOSE)
-        return cls(hmac.digest(secret, json.dumps(of_what).encode(), hashlib.sha256))
+        return cls(hmac.digest(secret, json.dumps(view).encode(), hashlib.sha256))
 
     def text(self, place: EventPlace) -> str:
         """The id of a place."""
         return self._tag(str(place)) + MARK + str(place)
 
     def place(self, text: str) -> EventPlace:
-        """The place of an id; `InvalidUsage` of kind `INVALID_CURSOR` for what was not given by such a
-        stream."""
+        """The place of an id; `InvalidUsage` of kind `INVALID_CURSOR` if no such stream issued it."""
         tag, place = text[:TAG_CHARS], text[TAG_CHARS + 1 :]
-        is_ours = text.isascii() and text[TAG_CHARS : TAG_CHARS + 1] == MARK
-        if not is_ours or not hmac.compare_digest(tag, self._tag(place)):
+        is_id = text.isascii() and text[TAG_CHARS : TAG_CHARS + 1] == MARK
+        if not is_id or not hmac.compare_digest(tag, self._tag(place)):
             raise InvalidUsage(UsageKind.INVALID_CURSOR, f"{shown(text, 40)} is no id of this stream")
         return place_of(place)
 

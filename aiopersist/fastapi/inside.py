@@ -1,4 +1,4 @@
-"""The pages and metrics of `aiopersist.web` inside an application, for its client."""
+"""The inspector and metrics of `aiopersist.web` in an application, for its client."""
 
 import asyncio
 from typing import Any
@@ -16,19 +16,19 @@ EVENT_STREAM = b"text/event-stream"
 
 
 def inspector(*, token: str | None = None) -> ASGIApp:
-    """The inspector of the application's client: `app.mount("/inspect", apf.inspector())`. It reads only.
+    """The inspector of the application's client: `app.mount("/inspect", apf.inspector())`. It is read-only.
 
-    Whoever reaches its pages sees all contents of the location. `token`: only who knows it does, by a visit
-    with `?token=...` in the address, or with `Authorization: Bearer ...`."""
-    from aiopersist.web import inspector  # its templates are for those who want pages
+    Without `token`, everybody who reaches its pages sees all contents of the location. With `token`, visitors
+    open the address with `?token=...`, or send `Authorization: Bearer ...`."""
+    from aiopersist.web import inspector  # not every application needs its templates
 
     return _Inside(inspector(_client, token=token))
 
 
 def metrics(*, path: str = "/metrics") -> APIRouter:
     """A router with `GET /metrics` for Prometheus, for the application's client:
-    `app.include_router(apf.metrics())`. Each worker counts what it does itself, and a scrape reaches one of
-    them. Whoever reaches it sees counts, but no names of shards, no keys and no locations."""
+    `app.include_router(apf.metrics())`. Each worker process counts for itself, and a scrape reaches one of
+    them. Its readers see counts, but no names of shards, keys or locations."""
     from aiopersist.web import metrics_router
 
     return metrics_router(_client, path=path)
@@ -39,21 +39,20 @@ def _client(connection: HTTPConnection) -> Client:
 
 
 class _Inside:
-    """An application inside of another one. It finds the client of the outer one in the state of its
-    requests, and its streams end when the server does."""
+    """An application in another one. It uses the outer client, and its streams end with the server."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        held = attached(HTTPConnection(scope)) if scope["type"] in ("http", "websocket") else None
-        if held is None:
+        outer = attached(HTTPConnection(scope)) if scope["type"] in ("http", "websocket") else None
+        if outer is None:
             await self._app(scope, receive, send)
             return
-        inner = {**scope, "state": {**scope.get("state", {}), STATE: held}}
+        inner = {**scope, "state": {**scope.get("state", {}), STATE: outer}}
         stream = _ResponseInside(send)
         with anyio.CancelScope() as unless_ended:
-            ends = asyncio.create_task(stream.cancel_at_end(held, unless_ended))
+            ends = asyncio.create_task(stream.cancel_at_end(outer, unless_ended))
             try:
                 await self._app(inner, receive, stream.send)
             finally:
@@ -62,7 +61,7 @@ class _Inside:
 
 
 class _ResponseInside:
-    """What an application sends, and whether it is a stream of events that has not ended."""
+    """The response of an application; knows whether it is an unfinished stream of events."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -70,7 +69,7 @@ class _ResponseInside:
         self._ended = False
 
     async def send(self, message: Message) -> None:
-        """Send it on."""
+        """Pass on a message."""
         if message["type"] == "http.response.start":
             headers: dict[bytes, Any] = dict(message.get("headers", ()))
             if headers.get(b"content-type", b"").startswith(EVENT_STREAM):
@@ -78,9 +77,9 @@ class _ResponseInside:
         self._ended = message["type"] == "http.response.body" and not message.get("more_body", False)
         await self._send(message)
 
-    async def cancel_at_end(self, held: Attached, scope: anyio.CancelScope) -> None:
-        """Cancel the scope when the server ends, if it sends a stream."""
-        await held.ending.wait()
+    async def cancel_at_end(self, attached: Attached, scope: anyio.CancelScope) -> None:
+        """Cancel the scope when the server ends, if the response is a stream."""
+        await attached.ending.wait()
         await self._is_stream.wait()
         scope.cancel()
 

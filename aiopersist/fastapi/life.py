@@ -1,4 +1,4 @@
-"""A client for the life of an application, and dependencies that give it and its tables to requests."""
+"""A client for the lifetime of an application, and dependencies for the client and tables."""
 
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -37,12 +37,11 @@ def lifespan(
     then: OwnLifespan | None = None,
 ) -> Lifespan:
     """The lifespan of an application with a client: `FastAPI(lifespan=apf.lifespan())`. Each process of the
-    application opens a client as it starts, by `aiopersist.open` with these arguments, and closes it as it
-    ends; without a location the environment names one.
+    application opens a client with these arguments (see `aiopersist.open`) at its start, and closes it at its
+    end. Without a location, the environment names one.
 
-    `then`: an own lifespan, which runs within the life of the client: it begins behind its opening
-    (`apf.client_of(app)` gives the client), and ends before its closing. The state that it yields reaches the
-    requests."""
+    `then`: a lifespan of your own. It begins after the client is opened (`apf.client_of(app)` returns the
+    client), and ends before the client is closed. Requests get the state that it yields."""
 
     @asynccontextmanager
     async def running(app: Starlette) -> AsyncIterator[Mapping[str, Any]]:
@@ -55,19 +54,19 @@ def lifespan(
             readonly=readonly,
         )
         async with AsyncExitStack() as stack:
-            held = Attached(await stack.enter_async_context(opening))
-            stack.enter_context(held.on(app))
-            stack.enter_context(held.ending.on_signals())
+            attached_client = Attached(await stack.enter_async_context(opening))
+            stack.enter_context(attached_client.on(app))
+            stack.enter_context(attached_client.ending.on_signals())
             own = None if then is None else await stack.enter_async_context(then(app))
-            stack.callback(held.ending.begin)
-            yield {**(own or {}), STATE: held}
+            stack.callback(attached_client.ending.begin)
+            yield {**(own or {}), STATE: attached_client}
 
     return running
 
 
 async def client(connection: HTTPConnection) -> Client:
-    """The dependency of the client: `Annotated[ap.Client, Depends(apf.client)]`. `RuntimeError` if the
-    lifespan of the application did not run. Applications that are mounted in this one reach it, too."""
+    """The dependency for the client: `Annotated[ap.Client, Depends(apf.client)]`. `RuntimeError` if the
+    lifespan of the application did not run. It also works in mounted applications."""
     return attached(connection).client
 
 
@@ -77,25 +76,25 @@ def client_of(app: Starlette) -> Client:
 
 
 class AppTable(Generic[K, V]):
-    """The dependency of a table, made by `apf.table`."""
+    """The dependency for a table, made by `apf.table`."""
 
     def __init__(self, name: str, key: Any, val: Any, resident: bool | None) -> None:
-        TableSchema[K, V](check_name(name), key, val)  # refuses at once what cannot be a table
+        TableSchema[K, V](check_name(name), key, val)  # refuses wrong types at once
         self.name = name
         self.key = key
         self.val = val
         self.resident = resident
 
     async def __call__(self, connection: HTTPConnection) -> Table[K, V]:
-        """The table of the application of that request. No request to the stores."""
-        return attached(connection).table(self, self._made)
+        """The table of the request's application. No request to the stores."""
+        return attached(connection).table(self, self._open)
 
     def of(self, app: Starlette) -> Table[K, V]:
-        """The table of a running application, outside of requests: `await stock.of(app)` opens it ahead of
-        the first one. `RuntimeError` if the application is not running."""
-        return attached_to(app).table(self, self._made)
+        """The table of a running application, outside of requests: `await stock.of(app)` opens it before the
+        first request. `RuntimeError` if the application is not running."""
+        return attached_to(app).table(self, self._open)
 
-    def _made(self, client: Client) -> Table[K, V]:
+    def _open(self, client: Client) -> Table[K, V]:
         return client.table(self.name, self.key, self.val, resident=self.resident)
 
     def __repr__(self) -> str:
@@ -109,8 +108,8 @@ def table(name: str, key: Any, val: Any, *, resident: bool | None = None) -> App
 
 
 def table(name: str, key: Any, val: Any, *, resident: bool | None = None) -> AppTable[Any, Any]:
-    """A dependency that gives each application its table of that name: with `stock = apf.table("stock",
-    key=str, val=Item)` a parameter is `Annotated[ap.Table[str, Item], Depends(stock)]`. All requests of an
-    application share one handle, which opens at its first use and is closed with the client. Arguments and
-    errors are those of `Client.table`; wrong types are refused at once."""
+    """A dependency for a table of the application: with `stock = apf.table("stock", key=str, val=Item)`, a
+    parameter is `Annotated[ap.Table[str, Item], Depends(stock)]`. All requests of an application share one
+    handle. It opens at its first use and closes with the client. Arguments and errors are those of
+    `Client.table`; wrong types are refused at once."""
     return AppTable(name, key, val, resident)

@@ -1,9 +1,8 @@
-"""How far a consumer may stay behind: `settings.listen_queue_max` commits.
+"""How far a consumer may fall behind: `settings.listen_queue_max` commits.
 
-A consumer that takes its time keeps little memory: a feed is asked for no more than was sent, and what it has
-read ahead is let go. But it keeps history. So the commits are counted that come while it takes what it was
-sent, and beyond the limit its feed is closed, which ends its hold. What comes of that is for the stream to
-say.
+A slow consumer takes little memory: a feed reads no more than was sent, and drops what it read ahead. But it
+holds history. So commits are counted while it takes the sent events. Beyond the limit its feed is closed,
+which ends the hold, and the stream reports it.
 """
 
 import asyncio
@@ -12,11 +11,11 @@ from typing import Any
 from aiopersist.base.errors import Error
 from aiopersist.table.feed import Feed, updates_of
 
-SLOW_S = 0.1  # most consumers have taken all by then: nothing is watched for them
+SLOW_S = 0.1  # most consumers are done by then and need no watch
 
 
 class Patience:
-    """The patience with the consumer of one feed, which is open."""
+    """Watches the consumer of an open feed."""
 
     def __init__(self, feed: Feed[Any, Any]) -> None:
         self._feed = feed
@@ -28,13 +27,13 @@ class Patience:
         self._watching: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """From now on commits are counted."""
+        """Count commits from now on."""
         self.end()
         last = self._updates.version + self.commits_max
         self._timer = asyncio.get_running_loop().call_later(SLOW_S, self._watch, last)
 
     def end(self) -> None:
-        """Everything was taken."""
+        """The consumer has taken everything."""
         if self._timer is not None:
             self._timer.cancel()
         if self._watching is not None and not self.is_over:
@@ -50,6 +49,6 @@ class Patience:
         try:
             await self._updates.left_behind(last)
         except Error:
-            return  # the next step of the feed says the same
+            return  # the next step of the feed raises the same
         self.is_over = True
         await self._feed.aclose()

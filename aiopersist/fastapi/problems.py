@@ -1,9 +1,9 @@
-"""Which status each error is, and what a client is told of it.
+"""The HTTP status of each error, and its text for clients.
 
-`ROWS` is the only table. A body is a problem of RFC 9457 whose `detail` is where clients of FastAPI look for
-it. Texts are fixed: messages of errors name keys that others wrote, and where the stores are. Only a refused
-value comes back, in the words of the error, to the client that sent it. What has no row for clients is a bug
-or a matter for operators: the error goes on, and the server logs it and answers 500.
+`ROWS` is the only table. A body is a problem of RFC 9457, with `detail` where clients of FastAPI expect it.
+Texts are fixed, since messages of errors may name keys of other users and the places of stores. Only errors
+about a refused value keep their message, since the client sent the value. All other errors are bugs or
+matters for operators: they propagate, and the server logs them and answers 500.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ DETAIL_CHARS_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a client is told."""
+    """The problem as the client gets it."""
 
     status: HTTPStatus
     detail: str
@@ -33,7 +33,7 @@ class Problem:
     """The name of the error's class."""
 
     def body(self) -> dict[str, Any]:
-        """As RFC 9457 writes it; `error` is a member of our own."""
+        """The body by RFC 9457; `error` is an extension."""
         body = {"type": "about:blank", "title": self.status.phrase, "status": int(self.status)}
         return {**body, "detail": self.detail, **({"error": self.error} if self.error else {})}
 
@@ -44,24 +44,24 @@ class ProblemRow:
 
     status: HTTPStatus
     detail: str | None = None
-    """`None`: the words of the error."""
+    """`None`: the message of the error."""
 
 
 _FAULT = ProblemRow(HTTPStatus.INTERNAL_SERVER_ERROR)
 NOT_READY = Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the stores do not answer: try again later")
 
 ROWS: Mapping[type[Error], ProblemRow] = {
-    errors.UnknownShard: ProblemRow(HTTPStatus.NOT_FOUND, "there is no such shard"),
-    errors.KeyExists: ProblemRow(HTTPStatus.CONFLICT, "the key has a val: nothing was changed"),
+    errors.UnknownShard: ProblemRow(HTTPStatus.NOT_FOUND, "no such shard"),
+    errors.KeyExists: ProblemRow(HTTPStatus.CONFLICT, "the key already has a value: nothing was changed"),
     errors.Conflict: ProblemRow(HTTPStatus.CONFLICT, "other changes came first: nothing was changed"),
     errors.UpperMismatch: ProblemRow(HTTPStatus.CONFLICT, "another append came first: nothing was changed"),
-    errors.SchemaMismatch: ProblemRow(HTTPStatus.CONFLICT, "the schema is another one by now"),
+    errors.SchemaMismatch: ProblemRow(HTTPStatus.CONFLICT, "the schema has changed"),
     errors.OpaqueMismatch: ProblemRow(HTTPStatus.CONFLICT, "another owner has taken over"),
-    errors.AlreadyAppended: ProblemRow(HTTPStatus.CONFLICT, "it was appended before"),
+    errors.AlreadyAppended: ProblemRow(HTTPStatus.CONFLICT, "it was already appended"),
     errors.BatchExpired: ProblemRow(HTTPStatus.CONFLICT, "it took too long: nothing was changed"),
     errors.SinceViolation: ProblemRow(HTTPStatus.GONE, "the history of that time is gone"),
-    errors.LeaseExpired: ProblemRow(HTTPStatus.GONE, "what was read is no longer held: begin anew"),
-    errors.SubscriptionExpired: ProblemRow(HTTPStatus.GONE, "the subscription gave up its position"),
+    errors.LeaseExpired: ProblemRow(HTTPStatus.GONE, "the data read is no longer held: start again"),
+    errors.SubscriptionExpired: ProblemRow(HTTPStatus.GONE, "the subscription lost its position"),
     errors.ShardFinalized: ProblemRow(HTTPStatus.GONE, "it was dropped"),
     errors.InvalidUpdate: ProblemRow(HTTPStatus.UNPROCESSABLE_ENTITY),
     errors.InvalidUsage: ProblemRow(HTTPStatus.UNPROCESSABLE_ENTITY),
@@ -71,7 +71,7 @@ ROWS: Mapping[type[Error], ProblemRow] = {
     ),
     errors.Indeterminate: ProblemRow(
         HTTPStatus.SERVICE_UNAVAILABLE,
-        "it is not known whether it happened: try again with the same idempotency key",
+        "the outcome is unknown: try again with the same idempotency key",
     ),
     errors.CodecMismatch: _FAULT,
     errors.IncompatibleSchema: _FAULT,
@@ -83,7 +83,7 @@ ROWS: Mapping[type[Error], ProblemRow] = {
     errors.Error: _FAULT,
 }
 
-# Values that a request may carry. All other kinds are bugs of the program.
+# Kinds of errors about values of a request. All other kinds are bugs of the program.
 OF_CLIENTS = frozenset(
     {
         UsageKind.INVALID_BOUNDS,
@@ -101,14 +101,14 @@ OF_CLIENTS = frozenset(
 
 
 def row_of(error: Error) -> ProblemRow:
-    """The row of an error: that of its class, or of the nearest class above."""
+    """The row of the error's class, or of its nearest base class."""
     if isinstance(error, InvalidUsage) and error.kind not in OF_CLIENTS:
         return _FAULT
     return next(ROWS[cls] for cls in type(error).__mro__ if cls in ROWS)
 
 
 def problem_of(error: Error) -> Problem | None:
-    """What a client is told of it; `None` for what is not for clients."""
+    """The problem for the client; `None` if the error is not for clients."""
     row = row_of(error)
     if row.status is HTTPStatus.INTERNAL_SERVER_ERROR:
         return None
@@ -117,18 +117,18 @@ def problem_of(error: Error) -> Problem | None:
 
 
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
-    """The response that tells it."""
+    """The response with the problem."""
     return JSONResponse(problem.body(), problem.status, headers, media_type=MEDIA_TYPE)
 
 
 def add_exception_handlers(app: Starlette, *, retry_after_s: int = RETRY_AFTER_S) -> None:
-    """Answer errors of aiopersist that reach the application by the status that says what the client can do:
-    404, 409, 410, 422, 425, or 503 with `Retry-After`. The body is a problem of RFC 9457
-    (`application/problem+json`) with `status`, `title`, `detail`, and `error`, the name of the error's class.
-    It names no location, no key and no secret; with 422 it says what is wrong with the value.
+    """Answer uncaught errors of aiopersist with a status that tells the client what to do: 404, 409, 410,
+    422, 425, or 503 with `Retry-After`. The body is a problem of RFC 9457 (`application/problem+json`) with
+    `status`, `title`, `detail`, and `error`, the name of the error's class. It names no location, key or
+    secret; with 422 it says what is wrong with the value.
 
-    Errors that are bugs of the program, or damage, go on: the server logs them, and answers 500. A handler of
-    the application's own for a class of errors comes before this one."""
+    Bugs of the program and damaged data propagate: the server logs them and answers 500. The application's
+    own handlers for classes of errors take precedence."""
 
     async def answer(request: Any, error: Exception) -> Response:
         problem = problem_of(error) if isinstance(error, Error) and isinstance(request, Request) else None

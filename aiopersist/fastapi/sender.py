@@ -1,8 +1,8 @@
-"""Sends the changes of a feed to one client, as it takes them.
+"""Sends the changes of a feed to one client, at the client's speed.
 
-In memory are a step of the feed as columns (`STEP_BYTES`, or the changes of one commit), and the events that
-are on the way, which are made some at a time. Where the client takes its time, what the feed has read ahead
-is let go (`patience.py`); where it takes nothing for too long, the stream ends.
+Memory holds a step of the feed as columns (`STEP_BYTES`, or the changes of one commit) and one chunk of
+events. If the client is slow, the feed drops what it read ahead (`patience.py`). If the client takes nothing
+for too long, the stream ends.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ CHANGES, CONTENTS, CUT_OFF, PROBLEM = "change", "contents", "cut-off", "problem"
 
 
 class _TooSlow(Exception):
-    """The feed was closed while the client took what it was sent."""
+    """The feed was closed, because the client took its events too slowly."""
 
 
 class _TakesNothing(Exception):
-    """The client did not take what it was sent for too long."""
+    """The client took nothing for too long."""
 
 
 class StreamSender:
@@ -53,13 +53,13 @@ class StreamSender:
         self._feed: Feed[Any, Any] | None = None
 
     async def open(self, feed: Feed[Any, Any], ids: EventIds, place: EventPlace | None) -> None:
-        """Open the feed, at that place."""
+        """Open the feed at the place."""
         bound_feed(feed, STEP_BYTES)
         self._feed, self._ids = feed, ids
         await feed.__aenter__()
         self._place = EventPlace(feed.cursor)
-        self._left = 0 if place is None else place.past
-        """Changes that come first, and were sent before."""
+        self._to_skip = 0 if place is None else place.past
+        """The number of first changes that were sent before."""
         self._patience = Patience(feed)
 
     async def aclose(self) -> None:
@@ -68,11 +68,11 @@ class StreamSender:
             await self._feed.aclose()
 
     async def run(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Send the head, an id to come back with, and steps until the feed ends, or the client was too slow;
-        then the end, unless it takes nothing at all."""
+        """Send the head, an id to come back with, and steps until the feed ends or the client is too slow.
+        Then send the end, unless the client takes nothing."""
         try:
             await self._begin(status, headers)
-            await self._send_bytes(b"" if self._left else only_id(self._ids.text(self._place)))
+            await self._send_bytes(b"" if self._to_skip else only_id(self._ids.text(self._place)))
             await self._send_steps()
             await self._finish()
         except _TakesNothing:
@@ -81,7 +81,7 @@ class StreamSender:
             self._patience.end()
 
     async def begin_and_end(self, headers: list[tuple[bytes, bytes]], data: bytes) -> None:
-        """Send the head, when to come back, and the end."""
+        """Send the head, the delay until the client comes back, and the end."""
         await self._begin(HTTPStatus.OK, headers)
         await self._send_bytes(COME_BACK + data)
         await self._finish()
@@ -107,13 +107,13 @@ class StreamSender:
         await self._send_message({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def finish_soon(self) -> None:
-        """Send the end, unless the client does not take it."""
+        """Send the end, if the client takes it."""
         if not self._has_finished:
             with anyio.move_on_after(LAST_WORDS_S):
                 await self._finish()
 
     async def _next(self) -> ColumnsStep[Any, Any] | None:
-        """The next step, with heartbeats until it comes; `None` behind the last one."""
+        """The next step, with heartbeats until it comes; `None` at the end."""
         assert self._feed is not None
         supervisor = updates_of(self._feed).stack.supervisor
         step = supervisor.spawn(_next_of(self._feed), "wait for the next step of a stream", abandon=True)
@@ -122,37 +122,37 @@ class StreamSender:
                 self._patience.begin()
                 await self._send_in_time(HEARTBEAT)
                 self._patience.end()
-            found: ColumnsStep[Any, Any] | None = step.result()
-            return found
+            result: ColumnsStep[Any, Any] | None = step.result()
+            return result
         finally:
             step.cancel()
 
     async def _send_step(self, step: ColumnsStep[Any, Any]) -> None:
         assert self._feed is not None
         runtime = updates_of(self._feed).stack.runtime
-        places = StepPlaces(self._place, self._left, step.cursor)
+        places = StepPlaces(self._place, self._to_skip, step.cursor)
         name = CONTENTS if step.contents else CHANGES
         self._patience.begin()
         for changes, is_last in step.slices(CHUNK_BYTES, CHUNK_EVENTS):
             sent, behind = places.take(changes, is_last=is_last)
             await self._send_in_time(change_events(sent, name, map(self._ids.text, behind)))
-            if step.contents:  # they are all of one time: what comes meanwhile is not behind them
+            if step.contents:  # all have one time, so later commits do not count yet
                 self._patience.begin()
-            await runtime.sleep(0)  # a send need not wait, also not for a client that has gone
-        self._place, self._left = places.behind, places.left
-        if not places.ends_with_id and not places.left:
+            await runtime.sleep(0)  # a send may return at once, even if the client has gone
+        self._place, self._to_skip = places.behind, places.to_skip
+        if not places.ends_with_id and not places.to_skip:
             await self._send_in_time(only_id(self._ids.text(places.behind)))
         self._patience.end()
 
     async def _send_in_time(self, data: bytes) -> None:
-        """`_TooSlow` if the client did not take it in time."""
+        """Send events; `_TooSlow` if the client was too slow."""
         await self._send_bytes(data)
         if self._patience.is_over:
             raise _TooSlow
 
     def _cut_off(self) -> dict[str, Any]:
         most = self._patience.commits_max
-        text = f"more than {most} commits came before these events were taken: connect again to go on"
+        text = f"more than {most} commits came before the client took these events: connect again to continue"
         return {"detail": text, "commits": most}
 
     async def _send_bytes(self, data: bytes) -> None:

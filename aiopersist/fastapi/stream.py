@@ -1,14 +1,13 @@
 """A feed of a table as server-sent events.
 
-1. The id that the client came back with (`Last-Event-ID`) is checked (`ids.py`), and the feed opens behind
-   that event. A refusal is a response of its own: 400 for an id that this stream did not give, 410 if the
-   history is gone. What passes is none to a browser, which would never come back after a status but 200: an
-   outage, the end of this server, and a process that has enough streams, are a stream that ends at once.
-2. Each step of the feed becomes events (`events.py`), which are sent some at once (`sender.py`). While
-   nothing comes, a comment is sent now and then, so that nobody on the way takes the connection for dead.
-3. It ends when the client goes, when the server ends, when the client is too slow (`patience.py`) or takes
-   nothing for too long, or when the feed fails. Whatever ends it, the feed is closed, and its hold ends with
-   it.
+1. The id that the client came back with (`Last-Event-ID`) is checked (`ids.py`), and the feed opens after
+   that event. A wrong id is refused: 400 if no such stream issued it, 410 if its history is gone. Temporary
+   problems (an outage, the end of this server, too many streams) are a stream that ends at once, since a
+   browser never comes back after any status but 200.
+2. Each step of the feed becomes events (`events.py`), which are sent in chunks (`sender.py`). Without events,
+   a comment is sent from time to time, so that no proxy closes the connection.
+3. The stream ends when the client leaves, when the server ends, when the client is too slow (`patience.py`)
+   or takes nothing for too long, or when the feed fails. In any case the feed is closed, which ends its hold.
 """
 
 import asyncio
@@ -45,9 +44,7 @@ STREAMS_MAX = 500  # half of the files that a process may have open on most syst
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # the latter for nginx
 
 ENDS = Problem(HTTPStatus.SERVICE_UNAVAILABLE, "this server is ending: connect again")
-FULL = Problem(
-    HTTPStatus.SERVICE_UNAVAILABLE, "this server has as many streams as it may: connect again later"
-)
+FULL = Problem(HTTPStatus.SERVICE_UNAVAILABLE, "this server has too many streams: connect again later")
 
 
 def event_stream(
@@ -61,34 +58,33 @@ def event_stream(
     send_timeout_s: float = SEND_TIMEOUT_S,
     streams_max: int = STREAMS_MAX,
 ) -> "EventStream":
-    """The changes of a table as server-sent events: `return apf.event_stream(request, table.changes)`;
-    `partial(table.changes, keys=[...])` for those of some keys.
+    """The changes of a table as server-sent events: `return apf.event_stream(request, table.changes)`, or
+    `partial(table.changes, keys=[...])` for some keys.
 
     The first connection begins with the contents, or as `start` and `cursor` of `Table.changes` say. A client
-    that comes back with `Last-Event-ID` goes on behind that event, in any process: it gets each change once.
-    400 for an id that was not given by a stream of this table with the same `start`, keys and `bound_to`; 410
-    if its history is gone, also because the location was restored from a backup. Ids are signed, so nobody
-    can make one. `cursor` is not: it says where the client may read from, so it must not come from the
-    client.
+    that comes back with `Last-Event-ID` continues after that event, in any process, and gets each change
+    once. 400 for an id that was issued for another table, `start`, keys or `bound_to`; 410 if its history is
+    gone, also because the location was restored from a backup. Ids are signed, so nobody can forge one.
+    `cursor` is not signed and decides where reading begins, so it must not come from the client.
 
-    `bound_to`: a text that ids are bound to, as the id of a user (others cannot use the ids that this user
-    was given), or a secret of the application (a new one ends all ids).
+    `bound_to`: a text that ids are bound to, like the id of a user (then other users cannot use the ids), or
+    a secret of the application (a new secret invalidates all ids).
 
     Each event has an id, a name and one line of JSON:
 
-    - `contents` and `change`: `{"key": ..., "old": ..., "new": ..., "time": ...}`, an entry that was there at
-      the beginning, or a later change; null stands for absent;
-    - `cut-off`: more than `settings.listen_queue_max` commits came while the client did not take what it was
-      sent. The stream ends; the client may come back, and goes on where it was;
-    - `problem`: the feed failed, or could not begin while a store does not answer. The stream ends, and the
-      client may come back; the data is a problem as `add_exception_handlers` has it.
+    - `contents` and `change`: `{"key": ..., "old": ..., "new": ..., "time": ...}`, an entry of the first
+      contents, or a later change; null stands for absent;
+    - `cut-off`: more than `settings.listen_queue_max` commits came while the client took its events. The
+      stream ends; the client may come back, and continues where it was;
+    - `problem`: the feed failed, or could not begin because a store does not answer. The stream ends; the
+      client may come back. The data is a problem as in `add_exception_handlers`.
 
-    A client that does not accept `text/event-stream`, as browsers do, gets 503 while a store does not
-    answer, the server ends, or the process has `streams_max` streams, whatever they show.
+    A client that does not accept `text/event-stream`, as browsers do, gets 503 while a store does not answer,
+    while the server ends, or while the process has `streams_max` streams of any kind.
 
-    After `heartbeat_s` without an event a comment is sent. The stream ends, and its hold on history with it,
-    when the client goes, when it does not take what it is sent within `send_timeout_s`, and when the server
-    is told to end by a signal."""
+    After `heartbeat_s` without an event a comment is sent. The stream and its hold on history end when the
+    client leaves, when it takes nothing for `send_timeout_s`, and when a signal ends the server.
+    """
     attached = find_attached(request)
     return EventStream(
         changes,
@@ -105,8 +101,7 @@ def event_stream(
 
 
 class EventStream(StreamingResponse):
-    """What `event_stream` returns. As the response class of a route it lets the schema of the API say
-    `text/event-stream`."""
+    """The response of `event_stream`. As a route's response class it puts its type into the API's schema."""
 
     media_type = "text/event-stream"
 
@@ -138,7 +133,7 @@ class EventStream(StreamingResponse):
         self._streams_max = streams_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Open the feed and send it, until it ends."""
+        """Open the feed, and send it until it ends."""
         sender = StreamSender(send, self._heartbeat_s, self._send_timeout_s)
         if self._server_ends():
             await self._put_off(ENDS, sender, scope, receive, send)
@@ -181,7 +176,7 @@ class EventStream(StreamingResponse):
         await sender.run(self.status_code, self.raw_headers)
 
     async def _opened(self, sender: StreamSender) -> Problem | None:
-        """Open the feed; or what is wrong with the place that was given."""
+        """Open the feed; returns the problem if its place is refused."""
         feed = self._first_feed()
         begins = "cursor" if self._cursor is not None else self._start or "contents"
         blob = (await stack_of(feed)).blob
@@ -200,26 +195,26 @@ class EventStream(StreamingResponse):
         return None
 
     def _first_feed(self) -> Feed[Any, Any]:
-        """Of a client that comes for the first time."""
+        """The feed for a new client."""
         if self._cursor is not None:
             return self._changes(cursor=self._cursor)
         return self._changes() if self._start is None else self._changes(start=self._start)
 
     def _refusal(self, error: Error) -> Problem:
-        """What is wrong with the id, or with the cursor."""
-        what = "the cursor" if self._last_id is None else "Last-Event-ID"
+        """The problem of the id or the cursor."""
+        source = "the cursor" if self._last_id is None else "Last-Event-ID"
         status, name = HTTPStatus.GONE, type(error).__name__
-        detail = "the history behind that event is gone"
+        detail = "the history after that event is gone"
         if isinstance(error, InvalidUsage):
-            status, detail = HTTPStatus.BAD_REQUEST, "no stream like this one gave it"
-        elif isinstance(error, OfAnotherHistory):  # no damage: the location was restored from a backup
+            status, detail = HTTPStatus.BAD_REQUEST, "it was not issued by a stream like this one"
+        elif isinstance(error, OfAnotherHistory):  # the location was restored from a backup
             name = SinceViolation.__name__
-        return Problem(status, f"{what}: {detail}: begin anew", name)
+        return Problem(status, f"{source}: {detail}: start again", name)
 
     async def _put_off(
         self, problem: Problem, sender: StreamSender, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Have the client come back: a browser does so after a stream alone."""
+        """Let the client come back later; a browser does so only after a stream."""
         if not self._comes_back:
             await problem_response(problem, {"Retry-After": str(RETRY_AFTER_S)})(scope, receive, send)
             return
@@ -227,8 +222,8 @@ class EventStream(StreamingResponse):
             await sender.begin_and_end(self.raw_headers, event(PROBLEM, problem.body()))
 
     async def _ends(self, receive: Receive, unless_ended: anyio.CancelScope) -> None:
-        """Cancel the scope when the client goes, or the server ends."""
-        waits = [asyncio.create_task(_gone(receive))]
+        """Cancel the scope when the client leaves or the server ends."""
+        waits = [asyncio.create_task(_client_left(receive))]
         if self._ending is not None:
             waits.append(asyncio.create_task(self._ending.wait()))
         try:
@@ -244,7 +239,7 @@ _streams = 0  # of this process
 
 @contextmanager
 def _counted(most: int) -> Iterator[bool]:
-    """Count a stream within, if the process has room for it."""
+    """Count a stream, if the process may have one more."""
     global _streams
     has_room = _streams < most
     _streams += has_room
@@ -254,7 +249,7 @@ def _counted(most: int) -> Iterator[bool]:
         _streams -= has_room
 
 
-async def _gone(receive: Callable[[], Any]) -> None:
+async def _client_left(receive: Callable[[], Any]) -> None:
     message: Message = await receive()
     while message["type"] != "http.disconnect":
         message = await receive()

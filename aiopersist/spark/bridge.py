@@ -1,12 +1,12 @@
-"""The bridge between threads and the event loop: Spark's drivers and workers are threads that wait.
+"""The bridge between threads and the event loop: Spark's drivers and workers are blocking threads.
 
-Each process has one event loop, on a thread of its own, which owns the clients. A thread crosses into the
-loop once per job: it hands over a coroutine (`Bridge.run`) and waits. While it waits it is idle, so it makes
-the blocking calls that the coroutine awaits (`on_caller`), such as Spark actions: they run on the thread that
-Spark knows, with its tags and local properties.
+Each process has one event loop on its own thread; the loop owns the clients. A thread enters the loop once
+per job: it hands over a coroutine (`Bridge.run`) and waits. While it waits, it makes the blocking calls that
+the coroutine awaits (`on_caller`), like Spark actions. So these run on the thread that Spark knows, with its
+tags and local properties.
 
-A process of Spark's workers is a fork that lives for one task or for a minute, so its open clients are only
-a cache. The bridge belongs to a process id: a fork gets a new one.
+A worker process of Spark is a fork that lives for one task or a minute, so its open clients are only a cache.
+A bridge belongs to a process id: a fork gets a new one.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ CLOSE_DEADLINE_S = 10.0
 
 
 class Bridge:
-    """See the header. Any thread but the loop's own may call its methods."""
+    """See the header. Any thread except the loop's own may call its methods."""
 
     def __init__(self) -> None:
         ready: Future[BlockingPortal] = Future()
-        # A daemon, and no context manager: neither the end of the process nor a fork may wait for its loop.
+        # A daemon without a context manager: neither the end of the process nor a fork may wait for the loop.
         Thread(target=_loop, args=(ready,), name="aiopersist", daemon=True).start()
         self._portal = ready.result()
         self._clients: dict[tuple[SparkLocation, bool], Future[Client]] = {}
@@ -60,12 +60,12 @@ class Bridge:
             return _result(future)
 
     def call(self, work: Callable[..., T], *args: Any) -> T:
-        """The result of `work(*args)`, a plain function, called in the loop."""
+        """The result of `work(*args)`, a function called in the loop."""
         return _result(self._portal.start_task_soon(work, *args))
 
     def client(self, location: SparkLocation, *, maintenance: bool = False) -> Client:
-        """The client of that location: opened at the first call, open as long as the process. After a
-        failure the next call opens again."""
+        """The client of the location. The first call opens it, for the rest of the process; after a failure
+        the next call opens it again."""
         with self._lock:
             self._lasting.add((location, maintenance))
         return self._opened((location, maintenance))
@@ -73,14 +73,14 @@ class Bridge:
     def _opened(self, key: tuple[SparkLocation, bool]) -> Client:
         location, maintenance = key
         with self._lock:
-            found = self._clients.get(key)
-            if found is None or (found.done() and found.exception() is not None):
+            future = self._clients.get(key)
+            if future is None or (future.done() and future.exception() is not None):
                 opening = partial(location.open, maintenance=maintenance)
-                found = self._clients[key] = self._portal.start_task_soon(opening)
-        return found.result()
+                future = self._clients[key] = self._portal.start_task_soon(opening)
+        return future.result()
 
     def acquire(self, location: SparkLocation, *, maintenance: bool) -> Client:
-        """The same client, for a caller that will `release` it."""
+        """The client, for a caller that will `release` it."""
         key = (location, maintenance)
         with self._lock:
             self._users[key] += 1
@@ -92,17 +92,17 @@ class Bridge:
             raise
 
     def release(self, location: SparkLocation, *, maintenance: bool) -> None:
-        """End one use. The last one closes the client, unless `client` has given it out for good."""
+        """End one use. The last one closes the client, unless `client` has returned it."""
         key = (location, maintenance)
         with self._lock:
             self._users[key] -= 1
             unused = not self._users[key] and key not in self._lasting
-            found = self._clients.pop(key, None) if unused else None
-        if found is not None:
-            self.run(to_its_end, found.result().aclose)
+            client = self._clients.pop(key, None) if unused else None
+        if client is not None:
+            self.run(to_its_end, client.result().aclose)
 
     def iterate(self, items: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
-        """The items, in their order; while the caller uses one the loop computes the next."""
+        """The items in order. While the caller uses one, the loop computes the next."""
         opened = self.call(items)
         coming = self._portal.start_task_soon(_next, opened)
         try:
@@ -115,36 +115,35 @@ class Bridge:
                 self.run(close)
 
     def close_all(self) -> None:
-        """Close all clients, each within `CLOSE_DEADLINE_S`; leases end the rest. The clients of a worker
-        stay open: their staged batches outlive the process, until the leases end."""
+        """Close all clients, each within `CLOSE_DEADLINE_S`; the rest end with their leases. A worker's
+        clients stay open: their staged batches outlive the process until the leases end."""
         if self.is_worker:
             return
         with self._lock:
             clients, self._clients = list(self._clients.values()), {}
         closing = [
-            self._portal.start_task_soon(found.result().aclose)
-            for found in clients
-            if found.done() and found.exception() is None
+            self._portal.start_task_soon(client.result().aclose)
+            for client in clients
+            if client.done() and client.exception() is None
         ]
         for future in closing:
             try:
                 future.result(CLOSE_DEADLINE_S)
-            except Exception:  # the process ends: leases do the rest
+            except Exception:  # the process ends; leases end the rest
                 future.cancel()
 
 
-# --- what a coroutine that a thread waits for may use ------------------------------------------------
+# --- for coroutines that a thread waits for ----------------------------------------------------------
 
 
 async def on_caller(call: Callable[..., T], *args: Any) -> T:
-    """The result of `call(*args)`, a blocking call, which the thread that waits for this coroutine makes.
-    A cancelled coroutine goes on only when the call has returned: the thread cannot leave it earlier."""
+    """The result of the blocking `call(*args)`, made by the thread that waits for this coroutine. A cancelled
+    coroutine continues only when the call has returned, since the thread cannot leave it earlier."""
     return await _caller.get().call(call, *args)
 
 
 async def to_its_end(work: Callable[..., Awaitable[object]], *args: Any) -> None:
-    """Await `work(*args)`, which releases something. If the caller is cancelled, the work still has
-    `CLOSE_DEADLINE_S`."""
+    """Await `work(*args)`, a release. After a cancellation it still has `CLOSE_DEADLINE_S`."""
     ending = asyncio.ensure_future(work(*args))
     try:
         await asyncio.shield(ending)
@@ -158,7 +157,7 @@ async def to_its_end(work: Callable[..., Awaitable[object]], *args: Any) -> None
 
 @asynccontextmanager
 async def closing(opening: Awaitable[R]) -> AsyncIterator[R]:
-    """The resource that `opening` gives; at the end it is closed, `to_its_end`."""
+    """The resource of `opening`; at the end it is closed with `to_its_end`."""
     opened = await opening
     try:
         yield opened
@@ -167,7 +166,7 @@ async def closing(opening: Awaitable[R]) -> AsyncIterator[R]:
 
 
 class _Caller:
-    """A thread that waits for one coroutine, and makes the blocking calls that the coroutine awaits."""
+    """A thread that waits for one coroutine, and makes its blocking calls."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
@@ -182,7 +181,7 @@ class _Caller:
             self._calls.put(None)
 
     async def call(self, call: Callable[..., T], *args: Any) -> T:
-        """In the loop: have the thread make a call."""
+        """In the loop: let the thread make a call."""
         done: Future[T] = Future()
         self._calls.put((done, partial(call, *args)))
         answer = asyncio.wrap_future(done)
@@ -193,12 +192,12 @@ class _Caller:
     def serve(self, future: "Future[Any]") -> None:
         """In the thread: make the calls until the coroutine, whose result `future` gets, has ended."""
         try:
-            while (asked := self._calls.get()) is not None:
-                _answer(*asked)
+            while (request := self._calls.get()) is not None:
+                _answer(*request)
         except BaseException:
             future.cancel()
-            while (asked := self._calls.get()) is not None:
-                asked[0].cancel()
+            while (request := self._calls.get()) is not None:
+                request[0].cancel()
             raise
 
 
@@ -207,7 +206,7 @@ def _answer(done: "Future[Any]", call: Callable[[], Any]) -> None:
         done.set_result(call())
     except Exception as error:
         done.set_exception(error)
-    except BaseException:  # an interrupt of this thread, which would end the loop
+    except BaseException:  # an interrupt of this thread; in the loop it would end the loop
         done.cancel()
         raise
 
@@ -219,7 +218,7 @@ _caller: ContextVar[_Caller] = ContextVar("caller")
 
 
 class Waits:
-    """The wait of a thread for the loop while it runs `with` this: another thread can cancel it."""
+    """Within, another thread can cancel this thread's waits for the loop."""
 
     def __init__(self) -> None:
         self._futures: set[Future[Any]] = set()
@@ -231,7 +230,7 @@ class Waits:
         _waits.reset(self._before)
 
     def cancel(self) -> None:
-        """Cancel the work that the thread waits for now. The work releases its resources `to_its_end`."""
+        """Cancel the work that the thread now waits for. The work releases its resources `to_its_end`."""
         for future in list(self._futures):
             future.cancel()
 
@@ -241,7 +240,7 @@ _waits: ContextVar[Waits | None] = ContextVar("waits", default=None)
 
 @contextmanager
 def _cancellable(future: "Future[Any]") -> Iterator[None]:
-    """This thread waits for `future`."""
+    """Within, this thread waits for `future`."""
     waits = _waits.get()
     futures: set[Future[Any]] = set() if waits is None else waits._futures
     futures.add(future)
@@ -260,27 +259,26 @@ _beginning = Lock()
 def bridge() -> Bridge:
     """The bridge of this process."""
     pid = os.getpid()
-    if (found := _bridges.get(pid)) is not None:
-        return found
+    if (existing := _bridges.get(pid)) is not None:
+        return existing
     with _beginning:
         if pid not in _bridges:
-            # The bridges of parent processes stay: to finalize them here would take what their loops wait for
-            # out of the parent's epoll.
+            # Parents' bridges stay: finalizing them here would remove entries from the parents' epolls.
             _bridges[pid] = Bridge()
             atexit.register(_at_exit, pid)
     return _bridges[pid]
 
 
 def _at_exit(pid: int) -> None:
-    if os.getpid() == pid and (found := _bridges.pop(pid, None)) is not None:
-        found.close_all()
+    if os.getpid() == pid and (ended := _bridges.pop(pid, None)) is not None:
+        ended.close_all()
 
 
 os.register_at_fork(after_in_child=lambda: _renew_lock())
 
 
 def _renew_lock() -> None:
-    """A fork may happen while another thread holds the lock."""
+    """After a fork: another thread of the parent may hold the lock."""
     global _beginning
     _beginning = Lock()
 
@@ -299,7 +297,7 @@ def _loop(ready: "Future[BlockingPortal]") -> None:
     except BaseException as error:
         if ready.done():
             raise
-        ready.set_exception(error)  # no loop could be had
+        ready.set_exception(error)  # the loop could not start
 
 
 async def _serve(ready: "Future[BlockingPortal]") -> None:
@@ -309,7 +307,7 @@ async def _serve(ready: "Future[BlockingPortal]") -> None:
 
 
 class _Finished:
-    """There are no more items."""
+    """The end of the items."""
 
 
 _END = _Finished()

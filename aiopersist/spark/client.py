@@ -1,10 +1,10 @@
-"""The engine, from the driver's process: reads and writes of any size as Spark jobs, through `mapInArrow`.
+"""The engine in the driver's process: reads and writes of any size as Spark jobs, through `mapInArrow`.
 
-Each job is one coroutine of the bridge's loop (`bridge.py`): it plans, has tasks do the heavy work on parts
+Each job is one coroutine of the bridge's loop (`bridge.py`): it plans, lets tasks do the heavy work on parts
 in the blob store, and commits. Each blocking method hands its coroutine to the bridge, and makes the Spark
-actions that the coroutine awaits (`on_caller`) on the caller's own thread. Rows go through the JVM only where
-a DataFrame needs them. The bridge owns the client and its heartbeats, so leases live as long as the
-`SparkClient` is open.
+actions that the coroutine awaits (`on_caller`) on the caller's thread. Rows go through the JVM only if a
+DataFrame needs them. The bridge owns the client and its heartbeats, so leases last while the `SparkClient` is
+open.
 """
 
 import asyncio
@@ -72,21 +72,19 @@ def connect(
     settings: Settings | None = None,
     maintenance: bool = True,
 ) -> "SparkClient":
-    """Shards of a location, as DataFrames of `spark`. Give the location as to `aiopersist.open`, but no
-    instance, no store in memory, and no URL with a secret in it: `env:NAME` names a variable that holds such
-    a URL, on the driver and on the executors. Registers `format("aiopersist")`, too.
+    """Shards of a location as DataFrames of `spark`. Pass the location as to `aiopersist.open`, but no
+    instance, no store in memory, and no URL with a secret: `env:NAME` names a variable with such a URL, on
+    the driver and on the executors. Also registers `format("aiopersist")`.
 
-    `InvalidLocation` at once for a location that cannot be used, `StorageUnavailable` for a store that cannot
-    be reached."""
-    found = SparkLocation.of(location, blob, consensus, settings)
+    `InvalidLocation` for an unusable location, `StorageUnavailable` for an unreachable store."""
+    public = SparkLocation.of(location, blob, consensus, settings)
     register(spark)
-    return SparkClient(spark, found, bridge().acquire(found, maintenance=maintenance), maintenance)
+    return SparkClient(spark, public, bridge().acquire(public, maintenance=maintenance), maintenance)
 
 
 class SparkClient(Resource):
-    """See the header. Its methods block, and any thread may call them; each has a coroutine of the same name
-    with a leading `a`, for a driver that is itself asyncio. Close the client when its DataFrames are no
-    longer used."""
+    """See the header. Its methods block; any thread may call them. Each has a coroutine with the same name
+    and a leading `a`, for asyncio drivers. Close the client when its DataFrames are no longer used."""
 
     def __init__(
         self, spark: "SparkSession", location: SparkLocation, client: Client, maintenance: bool
@@ -96,7 +94,7 @@ class SparkClient(Resource):
         self._shared = client
         self._maintenance = maintenance
         self._lock = Lock()
-        """Guards the next two."""
+        """Guards the next two attributes."""
         self._reads: list[tuple[DataFrame, SharedRead]] = []
         self._closed = False
 
@@ -114,13 +112,13 @@ class SparkClient(Resource):
         wait: bool = True,
     ) -> "DataFrame":
         """The contents at `as_of` (`None`: the greatest complete time, fixed by this call, not by each
-        action; on a wall clock an aware `datetime` will do). Each row is there as often as its diff says;
-        with `expand=False` it is there once, with a column `_diff`.
+        action; on a wall clock also an aware `datetime`). Each row appears as often as its diff says; with
+        `expand=False` it appears once, with a column `_diff`.
 
         `columns` selects columns of key and value, by their names in the DataFrame. `where` is a
         `pyarrow.compute` expression, as for a snapshot: parts that cannot match are not read. Both are
         checked first: `InvalidUsage` of kind `INVALID_COLUMN`. About `parallelism` tasks (by default as many
-        as Spark runs at once) each read a range of keys, without a shuffle. Errors and `wait` as in
+        as Spark runs at once) each read a range of keys, without shuffles. Errors and `wait` as in
         `shared_read`."""
         make = partial(Columns, expand=expand, only=None if columns is None else tuple(columns))
         return self._read(make, where, parallelism, shard, as_of=as_of, wait=wait)
@@ -164,7 +162,7 @@ class SparkClient(Resource):
         return df
 
     def _planned(self, pieces: list[bytes], columns: Columns, where: Any) -> "DataFrame":
-        """A DataFrame with a task for each of the pieces."""
+        """A DataFrame with a task for each piece."""
         location = self._location
 
         def rows(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
@@ -190,43 +188,42 @@ class SparkClient(Resource):
         schema: "Schema[Any, Any, Any] | StructType | None" = None,
         parallelism: int | None = None,
     ) -> int:
-        """Write the rows in one commit, and return the time at which they are complete: one that the library
-        picks, the shard's upper or, on a wall clock, now; or the last time before the new upper. Makes a
-        missing shard, if `keys` name the columns of its key; a write that fails leaves no new shard behind.
-        The columns of a new shard are those of `df`, nullable where Spark takes them to be; or `schema` fixes
-        them, for good: a `StructType`, or a `Schema` of this library, which needs no `keys`. `CodecMismatch`
-        if the shard is there with another schema.
+        """Write the rows in one commit. Returns the time at which they are complete: without `time`, the
+        shard's upper or, on a wall clock, now; otherwise the last time before the new upper. Creates a
+        missing shard if `keys` name the columns of its key; a failed write leaves no new shard behind. The
+        columns of a new shard are those of `df`, nullable as in Spark, or those of `schema`: a `StructType`,
+        or a `Schema` of this library, which needs no `keys`. They are fixed for good. `CodecMismatch` if the
+        shard exists with another schema.
 
-        `time`: a column of times, or one time, at or beyond the upper; an append of another writer then makes
+        `time`: a column of times, or one time, at or beyond the upper; then an append by another writer makes
         this one fail (`UpperMismatch`). `diff`: a column of diffs. `txn=(app, number)`: a repeat writes
-        nothing. Costs a few commits, and the uploads of the tasks. Spark computes `df` again if the driver
+        nothing. Costs a few commits and the uploads of the tasks. Spark computes `df` again if the driver
         stood still for longer than its lease.
 
-        `mode`: `append`; `upsert` replaces the rows that have the same keys, `overwrite` replaces all.
-        `delete` removes the rows that have the keys in `df`, whose columns are those of the key; a key that
-        comes twice, or is not there, does no harm. A table takes all but `append` (`NOT_A_TABLE`)."""
+        `mode`: `append` adds rows; `upsert` replaces rows with the same keys; `overwrite` replaces all rows;
+        `delete` removes rows with the keys in `df`, which has only columns of the key. Duplicate and missing
+        keys are ignored there. A table takes all modes except `append` (`NOT_A_TABLE`)."""
         client, tasks_ = self._client(), parallelism or cores(self._spark)
-        spec = WriteSpec(shard, mode, tuple(keys), time, diff, txn, _asked(schema))
+        spec = WriteSpec(shard, mode, tuple(keys), time, diff, txn, _schema_argument(schema))
         return bridge().run(self._write_job, client, df, arrow_schema(df.schema), spec, tasks_)
 
     def delete_where(
         self, shard: str, where: Any, *, txn: Txn | None = None, parallelism: int | None = None
     ) -> int:
-        """Delete the rows for which `where` is true, a `pyarrow.compute` expression as for `snapshot_df`, in
-        one commit: those that are there at its time, whatever other writers do meanwhile. Returns the time at
-        which they are gone. Parts that cannot match are not read. `INVALID_COLUMN` for what is no condition,
-        `txn` as in `write_df`. By keys, `write_df` deletes with `mode="delete"`."""
+        """Delete the rows that match `where`, a `pyarrow.compute` expression as for `snapshot_df`, in one
+        commit: all rows at its time, even if other writers add some meanwhile. Returns the time of the
+        deletion. Parts that cannot match are not read. `INVALID_COLUMN` for a wrong condition, `txn` as in
+        `write_df`. To delete by keys, use `write_df` with `mode="delete"`."""
         client, tasks_ = self._client(), parallelism or cores(self._spark)
         if where is None:
-            raise invalid("where= is missing: a condition says which rows go", "")
+            raise invalid("where= is missing: it selects the rows to delete", "")
         spec = WriteSpec(shard, DELETE, txn=txn, where=where)
         return bridge().run(self._write_job, client, None, pa.schema([]), spec, tasks_)
 
     async def _write_job(
         self, client: Client, df: "DataFrame | None", frame: pa.Schema, spec: WriteSpec, tasks_: int
     ) -> int:
-        """Plan and write; again if the driver stood still for longer than its lease: then nothing was
-        appended."""
+        """Plan and write; again if the driver stood still for longer than its lease: nothing was appended."""
         plan = await plan_open_write(client, frame, spec)
         try:
             for _ in range(LOST_MAX - 1):
@@ -252,9 +249,8 @@ class SparkClient(Resource):
     # --- compaction ------------------------------------------------------------------------------
 
     def compact(self, shard: str, *, parallelism: int | None = None) -> bool:
-        """Make the whole shard one sorted batch, with times advanced to since, as `force_compaction` does.
-        Spark's tasks read parts and write parts; nothing goes through the JVM. Returns whether anything was
-        done."""
+        """Merge the whole shard into one sorted batch, with times advanced to since, like `force_compaction`.
+        Spark's tasks read and write parts; no rows go through the JVM. Returns whether anything was done."""
         return bridge().run(self._compact_job, self._client(), shard, parallelism or cores(self._spark))
 
     async def _compact_job(self, client: Client, shard: str, tasks_: int) -> bool:
@@ -276,53 +272,53 @@ class SparkClient(Resource):
     # --- the same as coroutines ------------------------------------------------------------------
 
     async def asnapshot_df(self, *args: Any, **kwargs: Any) -> "DataFrame":
-        """`snapshot_df`, on a thread of its own."""
+        """`snapshot_df`, on a new thread."""
         return await in_thread(self._spark, partial(self.snapshot_df, *args, **kwargs))
 
     async def achanges_df(self, *args: Any, **kwargs: Any) -> "DataFrame":
-        """`changes_df`, on a thread of its own."""
+        """`changes_df`, on a new thread."""
         return await in_thread(self._spark, partial(self.changes_df, *args, **kwargs))
 
     async def awrite_df(self, *args: Any, **kwargs: Any) -> int:
-        """`write_df`, on a thread of its own. If the caller is cancelled, its Spark jobs are cancelled, too;
-        whether the rows were committed before, `txn` tells (`Client.txn_number`)."""
+        """`write_df`, on a new thread. If the caller is cancelled, its Spark jobs are cancelled, too;
+        `txn` tells whether the rows were committed before (`Client.txn_number`)."""
         return await in_thread(self._spark, partial(self.write_df, *args, **kwargs))
 
     async def adelete_where(self, *args: Any, **kwargs: Any) -> int:
-        """`delete_where`, on a thread of its own. If the caller is cancelled, as `awrite_df`."""
+        """`delete_where`, on a new thread. Cancellation as in `awrite_df`."""
         return await in_thread(self._spark, partial(self.delete_where, *args, **kwargs))
 
     async def acompact(self, *args: Any, **kwargs: Any) -> bool:
-        """`compact`, on a thread of its own."""
+        """`compact`, on a new thread."""
         return await in_thread(self._spark, partial(self.compact, *args, **kwargs))
 
     async def arelease(self, *dfs: "DataFrame") -> None:
-        """`release`, on a thread of its own, where it goes on if the caller is cancelled."""
+        """`release`, on a new thread, which continues if the caller is cancelled."""
         await _to_its_end(partial(self.release, *dfs))
 
     async def aclose(self) -> None:
-        """`close`, on a thread of its own, where it goes on if the caller is cancelled."""
+        """`close`, on a new thread, which continues if the caller is cancelled."""
         await _to_its_end(self.close)
 
     # --- the end ---------------------------------------------------------------------------------
 
     def release(self, *dfs: "DataFrame") -> None:
-        """End the leases of these DataFrames of this client; without arguments, of all its DataFrames so far.
-        Neither they nor DataFrames derived from them may be used afterwards. `InvalidUsage` of kind
-        `CLOSED` for a DataFrame without a lease."""
+        """End the leases of these DataFrames; without arguments, of all so far. Do not use them, or
+        DataFrames derived from them, afterwards. `InvalidUsage` of kind `CLOSED` for a DataFrame without a
+        lease."""
         with self._lock:
-            held = {id(df): (df, read) for df, read in self._reads}
-            if any(id(df) not in held for df in dfs):
-                text = "this DataFrame was released before, or another client or a derivation made it"
+            leased = {id(df): (df, read) for df, read in self._reads}
+            if any(id(df) not in leased for df in dfs):
+                text = "this DataFrame was released before, or is derived or of another client"
                 raise InvalidUsage(UsageKind.CLOSED, text)
-            released = [held[id(df)] for df in dfs] if dfs else self._reads[:]
+            released = [leased[id(df)] for df in dfs] if dfs else self._reads[:]
         bridge().run(self._release_job, released)
 
     async def _release_job(self, released: "Sequence[tuple[DataFrame, SharedRead]]") -> None:
-        for made in released:
-            await to_its_end(made[1].aclose)
+        for df_and_read in released:
+            await to_its_end(df_and_read[1].aclose)
             with self._lock, suppress(ValueError):
-                self._reads.remove(made)
+                self._reads.remove(df_and_read)
 
     def close(self) -> None:
         """End all leases. Idempotent."""
@@ -347,7 +343,7 @@ class SparkClient(Resource):
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        text = "a SparkClient lives in one process: call connect inside the function that travels"
+        text = "a SparkClient belongs to one process: call connect inside the function that travels"
         raise TypeError(text)
 
     def __repr__(self) -> str:
@@ -355,14 +351,14 @@ class SparkClient(Resource):
 
 
 def _checked(make: Callable[..., Columns], where: Any, schema: Schema[Any, Any, Any]) -> Columns:
-    """The columns of a DataFrame of a shard with this schema, if the shard has them, and those of `where`."""
+    """The columns of a DataFrame; checks that the shard has them and those of `where`."""
     if where is not None:
         check_where(where, schema)
     return make(schema)
 
 
-def _asked(schema: Any) -> Schema[Any, Any, Any] | pa.Schema | None:
-    """The schema, or the columns, that `schema=` gives."""
+def _schema_argument(schema: Any) -> Schema[Any, Any, Any] | pa.Schema | None:
+    """The schema or the columns in `schema=`."""
     from pyspark.sql.types import StructType
 
     if isinstance(schema, StructType):
@@ -374,5 +370,5 @@ def _asked(schema: Any) -> Schema[Any, Any, Any] | pa.Schema | None:
 
 
 async def _to_its_end(call: Callable[[], None]) -> None:
-    """`call`, on a thread of its own, where it goes on if the caller is cancelled."""
+    """`call`, on a new thread, which continues if the caller is cancelled."""
     await asyncio.shield(anyio.to_thread.run_sync(call, limiter=anyio.CapacityLimiter(1)))

@@ -1,12 +1,11 @@
 """From updates and contents to the columns of a DataFrame.
 
-A DataFrame is flat: the fields of key and value are its columns; a key, or value, without fields is one
-column, `key` or `val`. A name that both have is prefixed. Spark knows fewer types than Arrow, and takes every
-column as nullable, so each schema has *one* fixed form: every column in the type of `spark_type`, and
-nullable. A type without a counterpart, and names that Spark cannot tell apart, are refused before anything
-runs.
+A DataFrame is flat: its columns are the fields of key and value; a key or value without fields is the column
+`key` or `val`. A name in both gets a prefix. Spark has fewer types than Arrow, and all its columns are
+nullable. So each schema has *one* form in Spark: columns of the types of `spark_type`, nullable. Types
+without a counterpart, and names that Spark cannot distinguish, are refused before anything runs.
 
-Each row is there as often as its diff says; or once, with a column `_diff`.
+Each row appears as often as its diff says, or once with a column `_diff`.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ UINT64_DIGITS = 20
 
 
 def spark_type(t: pa.DataType, path: str) -> pa.DataType:
-    """The Arrow type that Spark takes for values of type `t`: the same type, or one that holds all its
-    values. `InvalidUsage` of kind `INVALID_COLUMN`, which names the column, if there is none."""
+    """The Arrow type in Spark for values of type `t`: the same type, or one that holds all its values.
+    `InvalidUsage` of kind `INVALID_COLUMN` names the column if there is none."""
     is_ = pa.types
     if is_.is_struct(t):
         return pa.struct([pa.field(f.name, spark_type(f.type, f"{path}.{f.name}")) for f in t])
@@ -36,9 +35,9 @@ def spark_type(t: pa.DataType, path: str) -> pa.DataType:
         return pa.list_(pa.field("element", spark_type(t.value_type, f"{path}[]")))
     if is_.is_map(t):
         return pa.map_(spark_type(t.key_type, f"{path}[]"), spark_type(t.item_type, f"{path}[]"))
-    for wanted, applies in _leaf_types(t):
+    for type_, applies in _leaf_types(t):
         if applies:
-            return wanted
+            return type_
     raise invalid(f"column {path!r} has type {t}, for which Spark has none", path)
 
 
@@ -61,7 +60,7 @@ def _leaf_types(t: pa.DataType) -> list[tuple[pa.DataType, bool]]:
 
 
 class ColumnSource(NamedTuple):
-    """Where a column comes from."""
+    """The part of key or value that a column shows."""
 
     half: str
     """`key` or `val`."""
@@ -72,22 +71,23 @@ class ColumnSource(NamedTuple):
 
 
 def sources(schema: Schema[Any, Any, Any]) -> dict[str, ColumnSource]:
-    """The columns that key and value are made of, by their names in a DataFrame."""
-    given = [source for half in ("key", "val") for source in _sources(schema.arrow_schema.field(half), half)]
-    often = Counter((source.field or source.half).lower() for source in given)
-    found: dict[str, ColumnSource] = {}
-    for source in given:
+    """The columns of key and value, by their names in a DataFrame."""
+    all_sources = [
+        source for half in ("key", "val") for source in _sources(schema.arrow_schema.field(half), half)
+    ]
+    counts = Counter((source.field or source.half).lower() for source in all_sources)
+    by_name: dict[str, ColumnSource] = {}
+    for source in all_sources:
         name = source.field or source.half
-        shown = f"{source.half}_{name}" if often[name.lower()] > 1 else name
-        if found.setdefault(shown, source) is not source:
+        shown = f"{source.half}_{name}" if counts[name.lower()] > 1 else name
+        if by_name.setdefault(shown, source) is not source:
             raise invalid(f"several columns would have the name {shown!r}", shown)
-    return found
+    return by_name
 
 
 class Columns:
-    """The columns of a DataFrame of a shard with this schema. `time` adds `_time`, for changes.
-    `expand=False` adds `_diff`, and repeats no rows. `only`: these columns of key and value, in this
-    order."""
+    """The columns of a DataFrame of a shard. `time` adds `_time`, for changes. `expand=False` adds `_diff`,
+    and repeats no rows. `only`: only these columns of key and value, in this order."""
 
     def __init__(
         self,
@@ -110,35 +110,34 @@ class Columns:
         fields += [] if expand else [pa.field(DIFF, pa.int64())]
         self.arrow_schema: pa.Schema = pa.schema(fields)
         """The names and types of every batch; all nullable."""
-        twice = [name for name, n in Counter(f.name.lower() for f in fields).items() if n > 1]
-        if twice:
-            raise invalid(f"several columns would have the name {twice[0]!r}", twice[0])
+        duplicates = [name for name, n in Counter(f.name.lower() for f in fields).items() if n > 1]
+        if duplicates:
+            raise invalid(f"several columns would have the name {duplicates[0]!r}", duplicates[0])
 
     def batches(self, table: pa.Table | pa.RecordBatch, at: int | None = None) -> Iterator[pa.RecordBatch]:
-        """`of`, in bounded batches, whatever the diffs are."""
+        """`of` in bounded batches, even with large diffs."""
         for piece in in_bounds(table) if self._expand else [table]:
             yield from self.of(piece, at).to_batches()
 
     def of(self, table: pa.Table | pa.RecordBatch, at: int | None = None) -> pa.Table:
-        """The columns of updates, or of contents, whose time is `at`. `InvalidUpdate` if rows are to be
-        repeated and one has a negative diff."""
+        """The columns of updates, or of contents at `at`. `InvalidUpdate` for a negative diff to be
+        repeated."""
         if self._expand:
             table = repeated(table)
-        found = {name: _column(table, source) for name, source in self._sources.items()}
+        arrays_by_name = {name: _column(table, source) for name, source in self._sources.items()}
         if self._time:
-            found[TIME] = table.column("time") if at is None else pa.repeat(at, table.num_rows)
+            arrays_by_name[TIME] = table.column("time") if at is None else pa.repeat(at, table.num_rows)
         if not self._expand:
-            found[DIFF] = table.column("diff")
-        arrays = [as_maps(found[field.name], field.type) for field in self.arrow_schema]
-        if not arrays:  # a key and a val of nothing: rows without columns
+            arrays_by_name[DIFF] = table.column("diff")
+        arrays = [as_maps(arrays_by_name[field.name], field.type) for field in self.arrow_schema]
+        if not arrays:  # neither key nor value has columns
             return pa.table({"": pa.nulls(table.num_rows)}).select([])
         return pa.table(arrays, schema=self.arrow_schema)
 
 
 def in_bounds(table: pa.Table | pa.RecordBatch) -> Iterator[pa.Table | pa.RecordBatch]:
-    """The table in pieces that stay bounded when their rows are repeated; a row with a large diff is in
-    several pieces. A large row may be among many small ones: a piece is halved until its greatest diff would
-    do for all of its rows."""
+    """The table in pieces that stay bounded when their rows are repeated: pieces are halved until they are
+    bounded with their greatest diff for all rows. A row with a large diff is divided."""
     diffs = table.column("diff")
     least, greatest = (bound.as_py() for bound in pc.min_max(diffs).values())
     rows, size = table.num_rows, max(table.nbytes, 1)
@@ -152,22 +151,22 @@ def in_bounds(table: pa.Table | pa.RecordBatch) -> Iterator[pa.Table | pa.Record
 
 
 def _divided(row: Any, diff: int, diff_max: int) -> Iterator[pa.Table | pa.RecordBatch]:
-    """A single row in pieces of at most `diff_max`."""
+    """A single row in pieces with a diff of at most `diff_max`."""
     column = row.schema.get_field_index("diff")
-    for left in range(diff, 0, -diff_max):
-        often = pa.array([min(left, diff_max)], pa.int64())
-        yield row.set_column(column, row.schema.field(column), often)
+    for rest in range(diff, 0, -diff_max):
+        diffs = pa.array([min(rest, diff_max)], pa.int64())
+        yield row.set_column(column, row.schema.field(column), diffs)
 
 
 def repeated(table: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
-    """Each row as often as its diff says. The diffs of the result mean nothing."""
+    """Each row as often as its diff says; the diffs of the result are meaningless."""
     diffs = table.column("diff")
     least, greatest = (bound.as_py() for bound in pc.min_max(diffs).values())
     if least is None or least == greatest == 1:
         return table
     if least < 0:
         row = pc.index(pc.less(diffs, 0), bool_scalar(True)).as_py()
-        text = f"it is there {diffs[row]} times, and cannot be repeated: expand=false gives {DIFF} instead"
+        text = f"its diff is {diffs[row]}, so it cannot be repeated: use expand=false, with a column {DIFF}"
         raise InvalidUpdate(text, row=row)
     counts = diffs.combine_chunks() if isinstance(diffs, pa.ChunkedArray) else diffs
     ends = pc.cumulative_sum(counts)
@@ -177,18 +176,18 @@ def repeated(table: pa.Table | pa.RecordBatch) -> pa.Table | pa.RecordBatch:
     return table.take(pc.list_parent_indices(lists))
 
 
-def _chosen(found: dict[str, ColumnSource], only: Sequence[str] | None) -> dict[str, ColumnSource]:
+def _chosen(by_name: dict[str, ColumnSource], only: Sequence[str] | None) -> dict[str, ColumnSource]:
     if only is None:
-        return found
-    names = {name.lower(): name for name in found}
+        return by_name
+    names = {name.lower(): name for name in by_name}
     for name in only:
         if not isinstance(name, str) or name.lower() not in names:
-            raise invalid(f"no column {name!r}; the columns are {', '.join(found)}", str(name))
-    return {names[name.lower()]: found[names[name.lower()]] for name in only}
+            raise invalid(f"no column {name!r}; the columns are {', '.join(by_name)}", str(name))
+    return {names[name.lower()]: by_name[names[name.lower()]] for name in only}
 
 
 def _sources(field: pa.Field, half: str) -> list[ColumnSource]:
-    """The columns of a half of the row: none, the half itself, or its fields."""
+    """The columns of the key or the value: none, itself, or its fields."""
     t = field.type
     if pa.types.is_null(t):
         return []
@@ -205,5 +204,5 @@ def _column(table: pa.Table | pa.RecordBatch, source: ColumnSource) -> Any:
 
 
 def invalid(message: str, column: str) -> InvalidUsage:
-    """A column that cannot be."""
+    """The error for a column that cannot be used."""
     return InvalidUsage(UsageKind.INVALID_COLUMN, message, column=column)

@@ -1,5 +1,5 @@
-"""The parts that the batch and the streaming hooks of `format("aiopersist")` share: the columns that are
-asked for, the values that travel to tasks and back, and the end of a write.
+"""Shared by the batch and streaming hooks of `format("aiopersist")`: the chosen columns, the values that
+travel to tasks and back, and the end of a write.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Planning = Callable[[Client, pa.Schema, WriteSpec], Awaitable[WritePlan]]
 
 def stored_schema(options: Options) -> Schema[Any, Any, Any]:
     """The current schema of the shard."""
-    shard = options.shard  # first: its error says more
+    shard = options.shard  # first, since its error is clearer
     return bridge().run(bridge().client(options.location).schema, shard)[1]
 
 
@@ -49,26 +49,28 @@ def columns_of(options: Options, schema: Schema[Any, Any, Any]) -> Columns:
     changes = options.text("startingtime") is not None
     expand = options.flag("expand", not changes)
     if changes and expand:
-        raise invalid("changes have columns _time and _diff: give expand=true or startingTime, not both")
+        raise invalid("changes have columns _time and _diff: use expand=true or startingTime, not both")
     return Columns(schema, time=changes, expand=expand, only=options.names("columns") or None)
 
 
 def check_schema(columns: Columns, schema: StructType) -> None:
-    """Refuse a schema of the user's own that has other columns."""
-    wanted = columns.arrow_schema
-    if arrow_schema(schema).names != wanted.names:
-        raise invalid(f"the schema of the shard is {wanted.names}: choose by option columns, not by schema()")
+    """Refuse a user's schema with other columns."""
+    expected = columns.arrow_schema
+    if arrow_schema(schema).names != expected.names:
+        raise invalid(
+            f"the schema of the shard is {expected.names}: choose by option columns, not by schema()"
+        )
 
 
 def key_condition(options: Options, schema: Schema[Any, Any, Any]) -> Any:
-    """The condition that the option `key_range` stands for."""
-    asked = options.key_range()
-    if asked is None:
+    """The condition of the option `key_range`."""
+    bounds = options.key_range()
+    if bounds is None:
         return None
     order = leaves(schema)
     if not order or order[0].path[0] != "key":
-        raise invalid("option key_range: the key of this shard has no first column with an order")
-    lower, upper = (_bound(order[0], value) for value in asked)
+        raise invalid("option key_range: the first column of this shard's key has no order")
+    lower, upper = (_bound(order[0], value) for value in bounds)
     field = pc.field(*order[0].path)
     conditions = [field >= lower] if lower is not None else []
     conditions += [field < upper] if upper is not None else []
@@ -77,9 +79,9 @@ def key_condition(options: Options, schema: Schema[Any, Any, Any]) -> Any:
 
 def _bound(leaf: Leaf, value: Any) -> Any:
     is_ = pa.types
-    told_as_text = is_.is_temporal(leaf.type) or is_.is_decimal(leaf.type) or is_.is_binary(leaf.type)
+    is_text = is_.is_temporal(leaf.type) or is_.is_decimal(leaf.type) or is_.is_binary(leaf.type)
     try:
-        if isinstance(value, str) and told_as_text:
+        if isinstance(value, str) and is_text:
             return pa.scalar(value).cast(leaf.type)
         if isinstance(value, bool) and not is_.is_boolean(leaf.type):
             raise TypeError("a truth value")
@@ -90,14 +92,14 @@ def _bound(leaf: Leaf, value: Any) -> Any:
 
 @dataclass
 class PiecePartition(InputPartition):
-    """A piece of a read: all that a task needs."""
+    """A piece of a read, for a task."""
 
     location: SparkLocation
     piece: bytes
     columns: Columns
     where: Any = None
     at: int | None = None
-    """The time of all rows, where the rows have no times and `_time` is asked for."""
+    """The time of all rows, for a column `_time` of rows without times."""
 
     def __repr__(self) -> str:  # Spark logs it
         return f"PiecePartition({len(self.piece)} bytes)"
@@ -134,7 +136,7 @@ def grant_write(
 def commit_staged(
     location: SparkLocation, plan: WritePlan, grants: Iterable[bytes], results: Results, tasks_: int
 ) -> None:
-    """Append the batches that tasks have staged, once, then end their writers."""
+    """Append the batches that tasks staged, once, then end their writers."""
     client = bridge().client(location)
 
     async def commit() -> None:
@@ -146,14 +148,14 @@ def commit_staged(
 
 
 def _run_here(work: Any, jobs: Sequence[tuple[Any, ...]]) -> list[StagedTask | TaskRefused]:
-    """The tasks one after the other, in this process: a committer has no tasks of Spark's."""
+    """The tasks one after the other in this process: a committer has no Spark tasks."""
     return [refusing(work, *job) for job in jobs]
 
 
 def abort_writes(location: SparkLocation, writes: Iterable[GrantedWrite]) -> None:
-    """Spark calls `abort` also after `commit` raised or died, when its append may have happened, or may still
-    happen: so this deletes no staged batch. It ends the writers; the sweep then deletes the batches that were
-    not appended."""
+    """Spark also calls `abort` after `commit` raised or died, when the append may have happened or may
+    follow. So this deletes no staged batch. It ends the writers; a sweep then deletes what was not
+    appended."""
     client = bridge().client(location)
 
     async def abandon_all() -> None:

@@ -1,7 +1,7 @@
-"""A location as a value that travels: into options, plans and closures, which Spark shows.
+"""A location as a value that travels in options, plans and closures, which Spark shows.
 
-So the value never holds a secret. Credentials come from the environment of the executors (the AWS chain,
-`PGPASSWORD`, a `.pgpass`); or the whole URL does: `env:NAME` stands for the value of that variable, on the
+So it never contains a secret. Credentials come from the environment of the executors (the AWS chain,
+`PGPASSWORD`, a `.pgpass`). Or the whole URL does: `env:NAME` stands for the value of a variable, on the
 driver and on the executors.
 """
 
@@ -21,8 +21,8 @@ ENV = "env:"
 
 
 class SparkLocation(NamedTuple):
-    """URLs, or `env:NAME`; without any of them the location comes from `AIOPERSIST_LOCATION` and its
-    siblings. `settings` is JSON."""
+    """URLs or `env:NAME`; without any of them, the variables `AIOPERSIST_LOCATION` and so on name the
+    location. `settings` is JSON."""
 
     blob: str | None = None
     consensus: str | None = None
@@ -37,15 +37,15 @@ class SparkLocation(NamedTuple):
         consensus: Any = None,
         settings: Settings | None = None,
     ) -> "SparkLocation":
-        """`InvalidLocation` for stores that cannot travel: a store given as an instance, a store in the
-        memory of this process, a URL with a secret in it."""
-        told = None if settings is None else json.dumps(settings.model_dump(mode="json", exclude_unset=True))
+        """`InvalidLocation` for stores that cannot travel: an instance, a store in memory, a URL with a
+        secret."""
+        text = None if settings is None else json.dumps(settings.model_dump(mode="json", exclude_unset=True))
         if location is None and blob is None and consensus is None:
-            return cls(settings=told)
+            return cls(settings=text)
         if isinstance(location, str) and location.startswith(ENV) and blob is consensus is None:
-            return cls(location=location, settings=told)
-        found = parse_location(location, blob, consensus)  # takes env:NAME for a URL like any other
-        return cls(_public(found.blob), _public(found.consensus), None, told)
+            return cls(location=location, settings=text)
+        parsed = parse_location(location, blob, consensus)  # env:NAME passes as a URL
+        return cls(_public(parsed.blob), _public(parsed.consensus), None, text)
 
     def open(self, *, maintenance: bool) -> Opening[Client]:
         """A client of the location, in this process."""
@@ -59,15 +59,15 @@ class SparkLocation(NamedTuple):
 def _public(store: Any) -> str:
     """The URL, if Spark may show it."""
     if not isinstance(store, str):
-        raise InvalidLocation(f"Spark's workers cannot use {type(store).__name__}: give URLs")
+        raise InvalidLocation(f"Spark's workers cannot use a {type(store).__name__}: pass URLs")
     if store.startswith(ENV):
         return store
     if scheme_of(store) == "mem":
-        raise InvalidLocation("mem: lives in one process, and Spark's workers are other processes")
+        raise InvalidLocation("mem: exists in one process only, and Spark's workers are other processes")
     if has_secrets(store):
         raise InvalidLocation(
-            f"{scheme_of(store)}: this URL holds a secret, which Spark would show in plans and logs: "
-            "put the URL into a variable of the executors' environment, and name that variable: env:NAME"
+            f"{scheme_of(store)}: this URL contains a secret, which Spark would show in plans and logs: "
+            "put it into a variable of the executors' environment, and pass env:NAME"
         )
     return store
 
@@ -76,7 +76,7 @@ def _looked_up(store: str | None) -> str | None:
     if store is None or not store.startswith(ENV):
         return store
     name = store.removeprefix(ENV)
-    found = os.environ.get(name)
-    if not found:
+    url = os.environ.get(name)
+    if not url:
         raise InvalidLocation(f"the environment of this process has no {name}, which {store} names: set it")
-    return found
+    return url

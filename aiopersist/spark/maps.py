@@ -1,6 +1,5 @@
-"""Maps, which no key or value of a shard can have: they are stored as lists of `(key, value)` structs in the
-order of their keys, so that equal maps are equal lists. The schema remembers, by path and name as for own
-codecs, that such a list is a map.
+"""Maps, which shards have no type for: they are stored as lists of `(key, value)` structs, sorted by key, so
+equal maps are equal lists. The schema records that such a list is a map, by its path, like an own codec.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ NAME = "map"  # in the shard's schema, as the name of a codec
 
 
 def stored_type(t: pa.DataType, path: str, maps: dict[str, str]) -> pa.DataType:
-    """`t` with lists instead of maps; adds their paths to `maps`. `INVALID_COLUMN` for a map whose keys
-    have no order."""
+    """`t` with lists for maps; adds their paths to `maps`. `INVALID_COLUMN` if the keys have no order."""
     is_ = pa.types
     if is_.is_map(t):
         if is_.is_nested(t.key_type):
@@ -40,7 +38,7 @@ def stored_type(t: pa.DataType, path: str, maps: dict[str, str]) -> pa.DataType:
 
 
 def shown_type(t: pa.DataType, path: str, own: Mapping[str, str]) -> pa.DataType:
-    """The type that `stored_type` was given: with maps instead of their lists."""
+    """The inverse of `stored_type`: the type with maps instead of lists."""
     is_ = pa.types
     if is_.is_list(t):
         inner = shown_type(t.value_type, f"{path}.element", own)
@@ -53,7 +51,7 @@ def shown_type(t: pa.DataType, path: str, own: Mapping[str, str]) -> pa.DataType
 
 
 def has_map(t: pa.DataType) -> bool:
-    """Whether the type has a map in it, at any depth."""
+    """Whether the type contains a map, at any depth."""
     if pa.types.is_map(t):
         return True
     return pa.types.is_nested(t) and any(has_map(t.field(i).type) for i in range(t.num_fields))
@@ -79,27 +77,27 @@ def as_lists(array: Any) -> Any:
     return pa.ListArray.from_arrays(_offsets(lengths), entries, type=pa.list_(element), mask=mask)
 
 
-def as_maps(array: Any, wanted: pa.DataType) -> Any:
-    """An array of lists as the type that Spark takes, with maps. Not by Arrow's own cast of nested types: it
-    makes unsound lists of nulls."""
+def as_maps(array: Any, target: pa.DataType) -> Any:
+    """An array in the target type, with maps for lists. It does not use Arrow's cast of nested types, which
+    makes invalid lists of nulls."""
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
-    if array.type == wanted:
+    if array.type == target:
         return array
-    if not pa.types.is_nested(wanted):
-        return array.cast(wanted)
+    if not pa.types.is_nested(target):
+        return array.cast(target)
     mask = array.is_null() if array.null_count else None
-    if pa.types.is_struct(wanted):
-        children = [as_maps(c, f.type) for c, f in zip(array.flatten(), wanted, strict=True)]
-        return pa.StructArray.from_arrays(children, fields=list(wanted), mask=mask)
+    if pa.types.is_struct(target):
+        children = [as_maps(c, f.type) for c, f in zip(array.flatten(), target, strict=True)]
+        return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
     offsets = _offsets(pc.fill_null(pc.list_value_length(array), 0))
-    if not pa.types.is_map(wanted):
-        elements = as_maps(array.flatten(), wanted.value_type)
-        return pa.ListArray.from_arrays(offsets, elements, type=wanted, mask=mask)
+    if not pa.types.is_map(target):
+        elements = as_maps(array.flatten(), target.value_type)
+        return pa.ListArray.from_arrays(offsets, elements, type=target, mask=mask)
     keys, values = array.flatten().flatten()
-    keys, values = as_maps(keys, wanted.key_type), as_maps(values, wanted.item_type)
-    found = pa.MapArray.from_arrays(offsets, keys, values, type=wanted)
-    return found if mask is None else pc.if_else(mask, pa.scalar(None, wanted), found)
+    keys, values = as_maps(keys, target.key_type), as_maps(values, target.item_type)
+    maps = pa.MapArray.from_arrays(offsets, keys, values, type=target)
+    return maps if mask is None else pc.if_else(mask, pa.scalar(None, target), maps)
 
 
 def _offsets(lengths: Any) -> Any:
@@ -118,15 +116,15 @@ def _entries(array: Any) -> Any:
     fields = [pa.field("key", t.key_type, nullable=False), pa.field("value", t.item_type)]
     start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
     keys, items = (half.slice(start, end - start) for half in (array.keys, array.items))
-    if array.null_count:  # an absent map may have entries
+    if array.null_count:  # a null map may have entries
         parents = pc.list_parent_indices(pa.ListArray.from_arrays(array.offsets, array.keys))
-        there = pc.take(array.is_valid(), parents)
-        keys, items = keys.filter(there), items.filter(there)
+        is_present = pc.take(array.is_valid(), parents)
+        keys, items = keys.filter(is_present), items.filter(is_present)
     return pa.StructArray.from_arrays([keys, items], fields=fields)
 
 
 def _sorted(entries: Any, lengths: Any) -> Any:
-    """The entries of each map by key."""
+    """The entries, sorted by key within each map."""
     parents = pc.list_parent_indices(
         pa.ListArray.from_arrays(_offsets(lengths), pa.nulls(len(entries), pa.int8()))
     )

@@ -1,6 +1,6 @@
-"""The plan of a write, on the driver: the shard, which is found or made; how the columns of a DataFrame are
-its updates; the one writer under which the tasks of hooks stage. A job that fails removes the shard that it
-made, if nothing was ever appended (`remove_new_shard`).
+"""The plan of a write, on the driver: the shard, existing or new; how columns of a DataFrame become updates;
+the one writer under which tasks of hooks stage. A failed job removes the shard that it created if nothing was
+ever appended (`remove_new_shard`).
 """
 
 import logging
@@ -46,7 +46,7 @@ class WriteSpec(NamedTuple):
     """A column of diffs."""
     txn: Txn | None = None
     schema: Schema[Any, Any, Any] | pa.Schema | None = None
-    """The schema of a new shard, or its columns; a shard that is there must have the same."""
+    """The schema of a new shard, or its columns; an existing shard must have the same."""
     where: Any = None
     """The condition of a deletion without rows."""
 
@@ -57,7 +57,7 @@ class WriteSpec(NamedTuple):
             text = f"{self.mode!r} is none of {', '.join(MODES)}"
             raise InvalidUsage(UsageKind.INVALID_MODE, text)
         if self.mode != APPEND and (self.time is not None or self.diff is not None):
-            text = f"{self.mode} says itself which rows are retracted, and when: give neither time nor diff"
+            text = f"{self.mode} decides which rows are retracted, and when: pass neither time nor diff"
             raise InvalidUsage(UsageKind.INVALID_MODE, text)
         if isinstance(self.time, int) and not 0 <= self.time < 2**63 - 1:
             text = f"time {self.time} is not in [0, 2**63 - 1)"
@@ -65,45 +65,45 @@ class WriteSpec(NamedTuple):
 
 
 class WritePlan(NamedTuple):
-    """The plan, as tasks and the commit need it. Picklable."""
+    """The plan for tasks and the commit. Picklable."""
 
     spec: WriteSpec
     shard: ShardId
-    """The shard that has the name now: another may take the name while the job runs."""
+    """The shard that now has the name; another may take the name while the job runs."""
     schema: Schema[Any, Any, Any]
     layout: Layout
     upper: Antichain
     """The shard's upper at the plan."""
-    made: bool = False
-    """Whether this job made the shard."""
+    is_new: bool = False
+    """Whether this job created the shard."""
     table: bool = False
-    """Whether it is a table, so that no key may come twice."""
+    """Whether it is a table, where each key has one row."""
 
 
 async def plan_write(client: Client, frame: pa.Schema, spec: WriteSpec) -> WritePlan:
-    """Do all checks that are possible before anything runs. `INVALID_COLUMN` for columns that do not fit the
-    shard. Makes a new shard, if `keys` say which columns are its key, or `schema` says all; but a deletion
-    raises `UnknownShard`. `CodecMismatch` for a shard that is there with another schema."""
+    """Check everything that can be checked before anything runs. `INVALID_COLUMN` for columns that do not fit
+    the shard. Creates a missing shard if `keys` or `schema` describe it, but a deletion raises
+    `UnknownShard`. `CodecMismatch` for an existing shard with another schema."""
     spec.check()
     special = Special(spec.time if isinstance(spec.time, str) else None, spec.diff)
-    asked = asked_schema(spec, special)
+    own_schema = asked_schema(spec, special)
     try:
-        found = await client._shards.existing(spec.shard)
+        shard = await client._shards.existing(spec.shard)
     except UnknownShard:
         if spec.mode == DELETE:
             raise
-        schema, layout = _fitting(frame, spec, special, asked or _schema_of_frame(frame, spec, special))
-        async with client.writer(spec.shard, schema) as writer:  # or finds that another made it otherwise
-            return WritePlan(spec, writer.shard_id, schema, layout, writer.upper, made=True)
-    if found.state.table and spec.mode == APPEND:
+        schema, layout = _fitting(frame, spec, special, own_schema or _schema_of_frame(frame, spec, special))
+        async with client.writer(spec.shard, schema) as writer:  # raises if another job created another shard
+            return WritePlan(spec, writer.shard_id, schema, layout, writer.upper, is_new=True)
+    if shard.state.table and spec.mode == APPEND:
         by_key = "upsert rows or delete keys (mode=, or the option apply)"
-        text = f"{found.label} is a table, with one val per key: {by_key}, or overwrite all"
-        raise InvalidUsage(UsageKind.NOT_A_TABLE, text, shard_id=found.id)
-    if asked is not None:
-        asked = found.as_stored(asked)
-    schema, layout = _fitting(frame, spec, special, asked or found.schema(found.state.schema_id))
-    layout.readable = found.state.table and spec.mode != DELETE
-    return WritePlan(spec, found.id, schema, layout, found.state.upper, table=found.state.table)
+        text = f"{shard.label} is a table, with one value per key: {by_key}, or overwrite all"
+        raise InvalidUsage(UsageKind.NOT_A_TABLE, text, shard_id=shard.id)
+    if own_schema is not None:
+        own_schema = shard.as_stored(own_schema)
+    schema, layout = _fitting(frame, spec, special, own_schema or shard.schema(shard.state.schema_id))
+    layout.readable = shard.state.table and spec.mode != DELETE
+    return WritePlan(spec, shard.id, schema, layout, shard.state.upper, table=shard.state.table)
 
 
 async def plan_open_write(client: Client, frame: pa.Schema, spec: WriteSpec) -> WritePlan:
@@ -117,7 +117,7 @@ async def plan_open_write(client: Client, frame: pa.Schema, spec: WriteSpec) -> 
 def _fitting(
     frame: pa.Schema, spec: WriteSpec, special: Special, schema: Schema[Any, Any, Any]
 ) -> tuple[Schema[Any, Any, Any], Layout]:
-    """The schema, and how the rows of a frame with these columns become its updates."""
+    """The schema, and the layout that turns rows of the frame into updates."""
     _check_keys(spec.keys, schema)
     if spec.where is not None:
         check_where(spec.where, schema)
@@ -127,11 +127,11 @@ def _fitting(
 
 
 def asked_schema(spec: WriteSpec, special: Special) -> Schema[Any, Any, Any] | None:
-    """The schema that the user asks for, if any."""
+    """The schema in the user's arguments, if any."""
     if spec.schema is None or isinstance(spec.schema, Schema):
         return spec.schema
     if not spec.keys:
-        raise invalid("schema= names columns: say by keys= which of them are the key", "keys")
+        raise invalid("schema= names columns: name those of the key in keys=", "keys")
     names = {name.lower() for name in spec.schema.names}
     own = Special(*(None if name is None or name.lower() not in names else name for name in special))
     return schema_of(spec.schema, spec.keys, own)
@@ -139,15 +139,15 @@ def asked_schema(spec: WriteSpec, special: Special) -> Schema[Any, Any, Any] | N
 
 def _schema_of_frame(frame: pa.Schema, spec: WriteSpec, special: Special) -> Schema[Any, Any, Any]:
     if not spec.keys:
-        text = f"there is no shard {spec.shard!r} yet: say by keys= which columns are its key"
+        text = f"there is no shard {spec.shard!r} yet: name the columns of its key in keys="
         raise invalid(text, "keys")
     return schema_of(frame, spec.keys, special)
 
 
 def _check_keys(keys: Sequence[str], schema: Schema[Any, Any, Any]) -> None:
-    mine = [name for name, source in sources(schema).items() if source.half == "key"]
-    if keys and {name.lower() for name in keys} != {name.lower() for name in mine}:
-        text = f"keys={list(keys)}: the key of the shard is {mine}: give these, or no keys"
+    key_names = [name for name, source in sources(schema).items() if source.half == "key"]
+    if keys and {name.lower() for name in keys} != {name.lower() for name in key_names}:
+        text = f"keys={list(keys)}: the key of the shard is {key_names}: pass these or no keys"
         raise invalid(text, keys[0])
 
 
@@ -161,10 +161,10 @@ async def is_done(client: Client, plan: WritePlan) -> bool:
 
 
 async def remove_new_shard(client: Client, plan: WritePlan) -> None:
-    """After a failure: remove the shard that this job made, so that no unwritten shard stays.
-    The commit itself removes it only if nothing was ever appended, not even by an append whose answer was
-    lost, and no other client is registered. Raises no `Error`: the job's own error says more."""
-    if not plan.made:
+    """After a failure: remove the shard that this job created. The commit removes it only if nothing was ever
+    appended, not even by an append with a lost answer, and no other client is registered. Raises no `Error`,
+    since the job's error says more."""
+    if not plan.is_new:
         return
     shard = client._shards.at(plan.shard, plan.spec.shard)
     try:
@@ -174,12 +174,12 @@ async def remove_new_shard(client: Client, plan: WritePlan) -> None:
                 await delete_data(shard)
                 await free(shard.stack, plan.spec.shard, shard.id)
     except Error as error:
-        text, extra = "shard %r, which a failed job made, may stay empty: %s", {"shard": shard.known_as}
+        text, extra = "shard %r, created by a failed job, may stay empty: %s", {"shard": shard.known_as}
         log.warning(text, plan.spec.shard, error, extra=extra)
 
 
 def writer_of(client: Client, plan: WritePlan) -> Opening[Writer]:
-    """A writer of the shard, also of a table: the plan says that its rule is kept."""
+    """A writer of the shard, also of a table: the plan keeps its rule of one row per key."""
     return open_writer(client._shards, plan.shard, plan.schema, None, tables=plan.table)
 
 
@@ -187,7 +187,7 @@ def writer_of(client: Client, plan: WritePlan) -> Opening[Writer]:
 
 
 class GrantedWrite(NamedTuple):
-    """The plan and the writer of a job of hooks, for any process. Picklable."""
+    """The plan and the writer of a job, for any process. Picklable."""
 
     plan: WritePlan
     grant: bytes
@@ -195,7 +195,7 @@ class GrantedWrite(NamedTuple):
 
 
 async def grant_writer(client: Client, plan: WritePlan, lease_s: float) -> GrantedWrite:
-    """Register that writer. A failure leaves no shard that was made for the job."""
+    """Register the writer; a failure removes a shard created for the job."""
     try:
         with client._shards.calls.call():
             grant = await register_writer(client._shards, plan.shard, plan.schema, lease_s, tables=plan.table)
@@ -206,12 +206,12 @@ async def grant_writer(client: Client, plan: WritePlan, lease_s: float) -> Grant
 
 
 async def release_writer(client: Client, grant: bytes) -> None:
-    """End that writer: the sweep deletes the batches that were staged under it and not appended."""
-    with suppress(Error):  # then its lease ends it
+    """End the writer; a sweep then deletes its staged batches that were not appended."""
+    with suppress(Error):  # otherwise its lease ends it
         await client.workers.release_writer(grant)
 
 
 async def abandon(client: Client, write: GrantedWrite) -> None:
-    """After a failure: end that writer, and remove the shard that was made for the job."""
+    """After a failure: end the writer, and remove a shard created for the job."""
     await release_writer(client, write.grant)
     await remove_new_shard(client, write.plan)

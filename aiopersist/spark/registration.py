@@ -1,10 +1,10 @@
 """`format("aiopersist")` in a session.
 
-All queries of a session share one object of the JVM per registered source, and in it the map of environment
-variables for Python workers. A streaming read that starts puts the variables of its worker there. A variable
-that is new to the map makes it grow. If Spark serializes a task of another query at that moment, the task
-cannot be read again (an error in the JVM), and its query fails. So a registration brings these
-variables along. Their values do not matter: each runner sets its own before it starts a worker.
+All queries of a session share one JVM object per registered source, with a map of environment variables for
+Python workers. A starting streaming read puts variables of its worker there. A new variable makes the map
+grow. If Spark serializes a task of another query at that moment, the task becomes unreadable, and that query
+fails. So a registration adds these variables in advance. Their values do not matter: each runner sets its
+own.
 """
 
 from typing import TYPE_CHECKING, cast
@@ -18,12 +18,12 @@ SET_BY_RUNNERS = (
     "SPARK_BUFFER_SIZE",
     "SPARK_PYTHON_RUNTIME",
 )
-"""What Spark's runner of a streaming source puts into the environment of its worker."""
+"""The variables that Spark's runner of a streaming source sets for its worker."""
 
 
 def register(spark: "SparkSession") -> None:
-    """Make `format("aiopersist")` known to `spark`. Where Spark finds `pyspark_aiopersist` itself, only
-    sessions that run several streams need it: see the header."""
+    """Register `format("aiopersist")` with `spark`. If Spark finds `pyspark_aiopersist` itself, only sessions
+    with several streams need this: see the header."""
     from aiopersist.spark.source import AiopersistSource
 
     environment = _worker_environment(spark)
@@ -37,7 +37,7 @@ def register(spark: "SparkSession") -> None:
 
 
 def _worker_environment(spark: "SparkSession") -> dict[str, str]:
-    """What a registration takes over. A Connect session has none that its client could change."""
+    """The map that a registration copies; empty in a Connect session, whose client cannot change it."""
     try:
         return cast(dict[str, str], spark.sparkContext.environment)
     except Exception:

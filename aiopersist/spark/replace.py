@@ -1,11 +1,10 @@
-"""The retractions of an upsert, an overwrite or a deletion: of the contents, then of what others append until
-the commit.
+"""The retractions of an upsert, an overwrite or a deletion: of the contents, then of later changes by others.
 
-1. The contents as of an upper are read once, and tasks retract the rows that go (`tasks.retract`).
-2. If another writer came first, the changes since that upper are read and retracted in the same way. A row
-   that came is taken back; of a row that went, its retraction is taken back. So the sum of all retractions is
-   that of the contents as of the newer upper, and a try costs what came since, not all contents again.
-3. Where that history is gone, or after `ROUNDS` rounds, all begins again.
+1. The contents as of an upper are read once, and tasks retract the replaced rows (`tasks.retract`).
+2. If another writer was first, the changes since that upper are read and retracted in the same way: added
+   rows are retracted, and retractions of removed rows are undone. So all retractions together equal those of
+   the contents as of the newer upper, and another attempt costs only the changes.
+3. If that history is gone, or after `ROUNDS` rounds, everything starts again.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,11 +28,11 @@ Results: TypeAlias = Sequence[StagedTask | TaskRefused]
 Run = Callable[[Callable[..., StagedTask], Sequence[tuple[Any, ...]]], Results]
 """Runs a task for each tuple of arguments, and blocks until all are done."""
 
-ROUNDS = 100  # each leaves a batch of each task
+ROUNDS = 100  # each adds a batch per task
 
 
 class Replacement:
-    """See the header. Used `async with`: at the end the retractions that were not appended are deleted."""
+    """See the header. Use it in `async with`: at the end it deletes retractions that were not appended."""
 
     def __init__(
         self,
@@ -46,7 +45,7 @@ class Replacement:
         staged: Sequence[StagedTask],
     ) -> None:
         self.batches: list[Batch] = []
-        """Retract the rows of the contents as of the upper that `catch_up` has returned."""
+        """They retract rows of the contents as of the upper that `catch_up` returned."""
         self._client = client
         self._location = location
         self._plan = plan
@@ -54,11 +53,11 @@ class Replacement:
         self._tasks = tasks_
         self._writer = writer
         self._staged = staged
-        self._seen: int | None = None
-        """That upper; `None` at the beginning."""
+        self._upper: int | None = None
+        """The upper up to which they retract; `None` at first."""
         self._rounds = 0
         self._writers = AsyncExitStack()
-        """Of the retractions; `BatchExpired` for a batch whose writer was closed."""
+        """The writers of the retractions, open until the append, since a closed writer's batch expires."""
         self._grant: tuple[Schema[Any, Any, Any], bytes] | None = None
 
     async def __aenter__(self) -> Self:
@@ -68,24 +67,24 @@ class Replacement:
         await to_its_end(self._drop)
 
     async def catch_up(self) -> int:
-        """Retract what the contents have at the upper, which is returned."""
-        if self._seen is not None and self._rounds < ROUNDS:
+        """Retract the contents at the upper. Returns the upper."""
+        if self._upper is not None and self._rounds < ROUNDS:
             upper = await upper_of(self._writer)
             with suppress(SinceViolation):
-                read = await self._client.workers.shared_read(self._plan.shard, start=self._seen, end=upper)
+                read = await self._client.workers.shared_read(self._plan.shard, start=self._upper, end=upper)
                 await self._retract(read)
-                self._seen = upper
+                self._upper = upper
                 return upper
         await self._drop()
         upper, whole = await self._whole()
         if whole is not None:
             await self._retract(whole)
-        self._seen = upper
+        self._upper = upper
         return upper
 
     async def _whole(self) -> tuple[int, SharedRead | None]:
-        """The upper, and a read of the rows to retract; `None` for none. An upsert, and a write of a table,
-        always reads: its tasks also look for keys that the new rows have twice."""
+        """The upper, and a read of the rows to retract; `None` if there are none. Upserts and writes of
+        tables always read: their tasks also look for duplicate keys in the new rows."""
         while True:
             upper = await upper_of(self._writer)
             if not upper and self._plan.spec.mode == OVERWRITE and not self._plan.table:
@@ -95,10 +94,10 @@ class Replacement:
                     return upper, await self._client.workers.shared_read(self._plan.shard, start=0, end=0)
                 return upper, await self._client.workers.shared_read(self._plan.shard, upper - 1)
             except SinceViolation as error:
-                await _pass(self._writer, upper, error.since)
+                await _move_upper(self._writer, upper, error.since)
 
     async def _retract(self, read: SharedRead) -> None:
-        """Retract the rows of a read that go."""
+        """Retract the replaced rows of a read."""
         try:
             grant = await self._grant_for(read.schema)
             jobs = [(self._location, grant, piece) for piece in await self._pieces(read)]
@@ -110,7 +109,7 @@ class Replacement:
         self._rounds += 1
 
     async def _grant_for(self, schema: Schema[Any, Any, Any]) -> bytes:
-        """A writer for tasks, by the schema as it is now: it may have got a field since the plan."""
+        """A writer for tasks with the current schema, which may have a new field since the plan."""
         if self._grant is None or self._grant[0] != schema:
             opening = writer_of(self._client, self._plan._replace(schema=schema))
             writer = await self._writers.enter_async_context(closing(opening))
@@ -118,11 +117,11 @@ class Replacement:
         return self._grant[1]
 
     async def _pieces(self, read: SharedRead) -> list[Retraction]:
-        """For each task: the rows that go."""
+        """The rows to retract, for each task."""
         mode, where = self._plan.spec.mode, self._plan.spec.where
         if where is not None or (mode == OVERWRITE and not self._plan.table):
             return [Retraction(piece, where=where) for piece in await read.pieces(self._tasks)]
-        hollow = [decode(one.batch, self._plan.shard).batch for one in self._staged]
+        hollow = [decode(staged.batch, self._plan.shard).batch for staged in self._staged]
         return [
             Retraction(*pieces, unique=mode != DELETE, every=mode == OVERWRITE)
             for pieces in await read._pieces_beside(self._tasks, hollow)
@@ -130,7 +129,7 @@ class Replacement:
 
     async def _drop(self) -> None:
         """Delete the retractions, and end their writers."""
-        batches, self.batches, self._seen, self._grant, self._rounds = self.batches, [], None, None, 0
+        batches, self.batches, self._upper, self._grant, self._rounds = self.batches, [], None, None, 0
         try:
             await discard_all(batches)
         finally:
@@ -138,12 +137,12 @@ class Replacement:
 
 
 async def restored(writer: Writer, results: Results) -> list[Batch]:
-    """The batches of the tasks that staged one."""
+    """The batches that tasks staged."""
     batches: list[Batch] = []
     try:
-        for one in results:
-            if isinstance(one, StagedTask):
-                batch = await writer.batch_from_transmittable(one.batch)
+        for result in results:
+            if isinstance(result, StagedTask):
+                batch = await writer.batch_from_transmittable(result.batch)
                 batches.append(batch)
     except BaseException:
         await discard_all(batches)
@@ -158,10 +157,10 @@ async def upper_of(writer: Writer) -> int:
     return upper
 
 
-async def _pass(writer: Writer, upper: int, since: Any) -> None:
-    """Move the upper past since, with nothing appended: then the contents can be read. A shard that keeps its
-    last hour of history, and was not written for longer, has none left before its upper."""
-    if not since.elements:  # the shard is finished, as the caller finds out
+async def _move_upper(writer: Writer, upper: int, since: Any) -> None:
+    """Move the upper past since, without updates, so that the contents can be read. Otherwise a shard with an
+    hour of retention that was not written for longer has no readable time."""
+    if not since.elements:  # the shard is finished; the caller will notice
         return
     with suppress(UpperMismatch):
         await writer.compare_and_append([], upper, since.time + 1)

@@ -1,11 +1,11 @@
 """From the columns of a DataFrame to the updates of a shard, and to the schema of a new shard.
 
-A column belongs to the field of key or value that has its name in a DataFrame of the shard
-(`columns.sources`), in upper or lower case. Types are checked before anything runs: a column that is unknown,
-a column that is missing and not optional, a type that means something else. Values are checked as they come:
-nulls where none may be, numbers that do not fit.
+A column belongs to the field of key or value with the same name in a DataFrame of the shard
+(`columns.sources`), ignoring case. Columns are checked before anything runs: unknown columns, missing columns
+that are not optional, types with another meaning. Values are checked as they come: forbidden nulls, numbers
+that do not fit.
 
-The rows of a deletion are keys alone. As updates they need values, which nobody reads: each gets the same one
+The rows of a deletion are only keys. As updates they need values, which nobody reads: all get the same one
 (`neutral`).
 """
 
@@ -26,13 +26,13 @@ from aiopersist.spark.columns import ColumnSource, invalid, sources
 from aiopersist.spark.maps import as_lists, stored_type
 
 FIXED = (
-    "what a column holds, and whether it may be null, is fixed when its shard is made (schema= says it); "
-    "later optional columns can be added (compare_and_evolve_schema), and nothing else"
+    "the type of a column, and whether it may be null, is fixed when its shard is created (schema= sets it); "
+    "later only optional columns can be added (compare_and_evolve_schema)"
 )
 
 
 class Special(NamedTuple):
-    """The columns that belong neither to key nor to value."""
+    """The columns of times and of diffs."""
 
     time: str | None = None
     diff: str | None = None
@@ -43,7 +43,7 @@ BOTH = ("key", "val")
 
 
 class Layout:
-    """How the batches of a DataFrame become updates. Picklable."""
+    """Turns batches of a DataFrame into updates. Picklable."""
 
     def __init__(
         self,
@@ -54,42 +54,41 @@ class Layout:
         *,
         halves: Sequence[str] = BOTH,
     ) -> None:
-        """`frame` has the columns of the DataFrame, which are those of the `halves`. Without a column of
-        times all updates are at `at`. `INVALID_COLUMN`, which names the column, for one that does not fit."""
+        """`frame`: the columns of the DataFrame, for the `halves`. Without a column of times all updates are
+        at `at`. `INVALID_COLUMN` names a column that does not fit."""
         if schema.time_length is not None:
             text = "Spark writes shards of int times, and this shard has product times"
             raise InvalidUsage(UsageKind.INVALID_TIME, text)
         self.readable = False
-        """Whether Python must be able to represent all values, as those of a table."""
+        """Whether Python must be able to represent all values, as in a table."""
         self._schema = schema
         self._at = at
         names = _by_lower(frame)
         self._time = _special(special.time, names, frame)
         self._diff = _special(special.diff, names, frame)
         self._halves = tuple(halves)
-        self._wanted = {name: found for name, found in sources(schema).items() if found.half in halves}
-        self._columns = {name: names.get(name.lower()) for name in self._wanted}
+        self._sources = {name: each for name, each in sources(schema).items() if each.half in halves}
+        self._columns = {name: names.get(name.lower()) for name in self._sources}
         self._check_names(frame)
-        for name, source in self._wanted.items():
-            found = self._columns[name]
-            if found is None and not source.stored.nullable:
-                raise invalid(f"column {name!r} is missing, and cannot be null: {FIXED}", name)
-            if found is not None:
-                _check_type(name, frame.field(found).type, source)
+        for name, source in self._sources.items():
+            column = self._columns[name]
+            if column is None and not source.stored.nullable:
+                raise invalid(f"column {name!r} is missing and cannot be null: {FIXED}", name)
+            if column is not None:
+                _check_type(name, frame.field(column).type, source)
 
     def _check_names(self, frame: pa.Schema) -> None:
-        known = {*filter(None, self._columns.values()), self._time, self._diff}
+        expected = {*filter(None, self._columns.values()), self._time, self._diff}
         for field in frame:
-            if field.name not in known:
-                shown = ", ".join(self._wanted)
+            if field.name not in expected:
+                shown = ", ".join(self._sources)
                 text = f"the shard has no column {field.name!r}; it has {shown}: {FIXED}"
                 if self._halves != BOTH:
-                    text = f"column {field.name!r}: a deletion takes the columns of the key alone: {shown}"
+                    text = f"column {field.name!r}: a deletion takes only the columns of the key: {shown}"
                 raise invalid(text, field.name)
 
     def updates(self, batch: pa.RecordBatch) -> pa.Table:
-        """The updates of a batch. `InvalidUpdate`, which names row and column, for a value that cannot be
-        stored."""
+        """The updates of a batch. `InvalidUpdate` names row and column of a value that cannot be stored."""
         rows = batch.num_rows
         halves = [self._half(half, batch) for half in ("key", "val")]
         if self.readable:
@@ -110,23 +109,23 @@ class Layout:
         field = self._schema.arrow_schema.field(half)
         if half not in self._halves:
             return neutral(field, batch.num_rows)
-        mine = [(name, source) for name, source in self._wanted.items() if source.half == half]
-        if not mine:
+        of_half = [(name, source) for name, source in self._sources.items() if source.half == half]
+        if not of_half:
             return pa.nulls(batch.num_rows, field.type)
-        columns = [self._column(name, source, batch) for name, source in mine]
-        if mine[0][1].field is None:
+        columns = [self._column(name, source, batch) for name, source in of_half]
+        if of_half[0][1].field is None:
             return columns[0]
         return pa.StructArray.from_arrays(columns, fields=list(field.type))
 
     def _column(self, name: str, source: ColumnSource, batch: pa.RecordBatch) -> Any:
-        found = self._columns[name]
-        if found is None:
+        column = self._columns[name]
+        if column is None:
             return pa.nulls(batch.num_rows, source.stored.type)
-        return _cast(found, batch.column(found), source.stored)
+        return _cast(column, batch.column(column), source.stored)
 
 
 def neutral(field: pa.Field, rows: int) -> pa.Array:
-    """A column of one value: null if it may be, else all bits 0, or empty."""
+    """A column with one value in all rows: null if allowed, otherwise zero bits or empty."""
     t, nulls = field.type, pa.nulls(rows, field.type)
     if field.nullable or pa.types.is_null(t):
         return nulls
@@ -135,24 +134,23 @@ def neutral(field: pa.Field, rows: int) -> pa.Array:
     if pa.types.is_fixed_size_list(t):
         return pa.FixedSizeListArray.from_arrays(neutral(t.value_field, rows * t.list_size), type=t)
     children = [nulls.values] if pa.types.is_nested(t) else None
-    own = nulls.buffers()[1 : 2 if children else None]  # what is null has these bits
+    own = nulls.buffers()[1 : 2 if children else None]  # nulls have these bits
     return pa.Array.from_buffers(t, rows, [None, *own], children=children)
 
 
-def _cast(name: str, column: Any, wanted: pa.Field) -> Any:
-    """The column as it is stored. The values are checked, since Spark does not: bytes that it casts to text
-    may not be UTF-8."""
+def _cast(name: str, column: Any, target: pa.Field) -> Any:
+    """The column as stored. Values are checked: text that Spark casts from bytes may be no UTF-8."""
     try:
         check_column(column)
     except Refusal as e:
         raise _refused(name, e) from e
-    if pa.types.is_decimal(column.type) and pa.types.is_integer(wanted.type):
+    if pa.types.is_decimal(column.type) and pa.types.is_integer(target.type):
         try:
-            column = column.cast(wanted.type)
+            column = column.cast(target.type)
         except pa.ArrowInvalid as e:
             raise InvalidUpdate(f"column {name!r}: {e}") from e
     try:
-        cast = cast_column(as_lists(column), wanted)
+        cast = cast_column(as_lists(column), target)
     except Refusal as e:
         raise _refused(name, Refusal(e.row, f"{e.reason}: {FIXED}")) from e
     return cast.combine_chunks() if cast.num_chunks != 1 else cast.chunk(0)
@@ -181,62 +179,62 @@ def _special(name: str | None, names: Mapping[str, str], frame: pa.Schema) -> st
     """The column of times or of diffs."""
     if name is None:
         return None
-    found = names.get(name.lower())
-    if found is None:
+    column = names.get(name.lower())
+    if column is None:
         raise invalid(f"no column {name!r}; the columns are {', '.join(frame.names)}", name)
-    if not pa.types.is_integer(frame.field(found).type):
-        raise invalid(f"column {name!r} is {frame.field(found).type}, not an integer", name)
-    return found
+    if not pa.types.is_integer(frame.field(column).type):
+        raise invalid(f"column {name!r} is {frame.field(column).type}, not an integer", name)
+    return column
 
 
-def _check_type(name: str, given: pa.DataType, source: ColumnSource) -> None:
-    """Refuse a type whose values have another meaning than those of the shard."""
-    t = stored_type(given, name, {})
+def _check_type(name: str, type_: pa.DataType, source: ColumnSource) -> None:
+    """Refuse a type whose values mean something else in the shard."""
+    t = stored_type(type_, name, {})
     if pa.types.is_decimal(t) and pa.types.is_uint64(source.stored.type):
         return
     try:
         cast_column(pa.array([], t), source.stored)
     except (Refusal, pa.ArrowException) as e:
-        text = f"column {name!r} is {given}, the shard has {source.stored.type}: {e}: {FIXED}"
+        text = f"column {name!r} is {type_}, the shard has {source.stored.type}: {e}: {FIXED}"
         raise invalid(text, name) from e
 
 
 def schema_of(frame: pa.Schema, keys: Sequence[str], special: Special = NONE) -> Schema[Any, Any, int]:
-    """The schema of a new shard for a DataFrame with these columns. Its key is a struct of the columns
-    `keys`, not null; its value is a struct of the others. A single column named `key`, or `val`, is the key,
-    or the value, itself. `INVALID_COLUMN` for columns that cannot be stored."""
+    """The schema of a new shard for a DataFrame. The key is a struct of the columns `keys`, never null; the
+    value is a struct of the others. A single column named `key` or `val` is the key or the value itself.
+    `INVALID_COLUMN` for columns that cannot be stored."""
     names = _by_lower(frame)
     special = Special(*(_special(name, names, frame) for name in special))
     rest = [name for name in frame.names if name not in special]
     key_names = []
     for name in keys:
-        found = names.get(name.lower())
-        if found is None or found not in rest or found in key_names:
-            text = f"keys: {name!r} is no column, or named twice; the columns are {', '.join(rest)}"
+        column = names.get(name.lower())
+        if column is None or column not in rest or column in key_names:
+            text = f"keys: {name!r} is no column or is named twice; the columns are {', '.join(rest)}"
             raise invalid(text, name)
-        key_names.append(found)
+        key_names.append(column)
     maps: dict[str, str] = {}
     key = _half_of([frame.field(n).with_nullable(False) for n in key_names], "key", maps)
     val = _half_of([frame.field(n) for n in rest if n not in key_names], "val", maps)
     try:
-        plain: Schema[Any, Any, int] = Schema(key=key, val=val)
+        without_maps: Schema[Any, Any, int] = Schema(key=key, val=val)
     except TypeError as e:
         raise invalid(f"the columns cannot be stored: {e}", "") from e
-    return Schema.from_record({**plain.to_record(), "codecs": maps})
+    return Schema.from_record({**without_maps.to_record(), "codecs": maps})
 
 
 def _half_of(fields: list[pa.Field], half: str, maps: dict[str, str]) -> Any:
     if not fields:
         return None
     # A single struct stays a field: as the whole half, its fields would be the columns.
-    alone = len(fields) == 1 and fields[0].name == half and not pa.types.is_struct(fields[0].type)
-    shown = [(half if alone else f"{half}.{f.name}", f) for f in fields]
+    is_whole = len(fields) == 1 and fields[0].name == half and not pa.types.is_struct(fields[0].type)
+    shown = [(half if is_whole else f"{half}.{f.name}", f) for f in fields]
     stored = [f.remove_metadata().with_type(_storable(stored_type(f.type, path, maps))) for path, f in shown]
-    return stored[0] if alone else pa.field(half, pa.struct(stored), nullable=False)
+    return stored[0] if is_whole else pa.field(half, pa.struct(stored), nullable=False)
 
 
 def _storable(t: pa.DataType) -> pa.DataType:
-    """The type to store: points in time in UTC, text and bytes in the plain types."""
+    """The type to store: instants in UTC, text and bytes not in the large types."""
     is_ = pa.types
     if is_.is_struct(t):
         return pa.struct([f.with_type(_storable(f.type)) for f in t])

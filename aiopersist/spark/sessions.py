@@ -1,5 +1,4 @@
-"""The uses of a Spark session, classic or Connect: it tells the types of its schemas and how many tasks it
-runs at once, and it runs a piece of work in each of its tasks."""
+"""Uses of a Spark session, classic or Connect: types of schemas, number of tasks at once, work in tasks."""
 
 import asyncio
 import logging
@@ -28,15 +27,14 @@ log = logging.getLogger("aiopersist").getChild("spark")
 
 RESULT = "result binary"
 BINARY = "UTF8_BINARY"
-"""The collation by which shards order and compare text."""
+"""The collation of text in shards."""
 NO_COUNTERPART = {"variant", "geometry", "geography", "udt", "interval"}
-LOOK_EVERY_S = 0.5  # at the tasks of a job that somebody watches
-TASKS_UNKNOWN = 8  # a Connect session does not tell how many tasks it runs at once
+LOOK_EVERY_S = 0.5  # at the tasks of a job with watched progress
+TASKS_UNKNOWN = 8  # of a Connect session, which does not say how many tasks it runs at once
 
 
 def arrow_schema(schema: "StructType") -> pa.Schema:
-    """The Arrow types of a DataFrame's columns. `INVALID_COLUMN` for a column without a counterpart of the
-    same meaning."""
+    """The Arrow types of a DataFrame's columns. `INVALID_COLUMN` for a column without an equal type."""
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -50,7 +48,7 @@ def arrow_schema(schema: "StructType") -> pa.Schema:
 
 
 def _without_counterpart(t: Any) -> str | None:
-    """The type within `t` that Arrow has only under another meaning."""
+    """A type within `t` without an equal Arrow type, if any."""
     name = str(t.typeName())
     if name in NO_COUNTERPART:
         return name
@@ -58,7 +56,7 @@ def _without_counterpart(t: Any) -> str | None:
         return f"{name} collate {t.collation}"
     inner = [f.dataType for f in t.fields] if hasattr(t, "fields") else []
     inner += [getattr(t, part) for part in ("elementType", "keyType", "valueType") if hasattr(t, part)]
-    return next((found for found in map(_without_counterpart, inner) if found is not None), None)
+    return next((name for name in map(_without_counterpart, inner) if name is not None), None)
 
 
 def struct_type(schema: pa.Schema) -> "StructType":
@@ -69,10 +67,10 @@ def struct_type(schema: pa.Schema) -> "StructType":
 
 
 def cores(spark: "SparkSession") -> int:
-    """How many tasks the session runs at once; a guess where it does not tell."""
-    told = spark.conf.get("spark.default.parallelism", None)
-    if told is not None:
-        return int(told)
+    """The number of tasks that the session runs at once; a guess if it does not say."""
+    setting = spark.conf.get("spark.default.parallelism", None)
+    if setting is not None:
+        return int(setting)
     try:
         return int(spark.sparkContext.defaultParallelism)
     except Exception:  # Connect has no context
@@ -116,9 +114,9 @@ def _encoded(result: Any) -> pa.RecordBatch:
 
 
 async def in_thread(spark: "SparkSession", call: Callable[[], T]) -> T:
-    """A blocking call with Spark actions, on a thread of its own: the loop has few threads, and others need
-    them. If the caller is cancelled, the Spark jobs of the call and its wait for the bridge are cancelled,
-    too, and this returns when the call has ended."""
+    """A blocking call with Spark actions, on a new thread, since others need the few threads of the loop. If
+    the caller is cancelled, the Spark jobs of the call and its wait for the bridge are cancelled, and this
+    returns when the call has ended."""
     tag = f"aiopersist-{SYSTEM.uuid()}"
     add, remove, interrupt = _tagging(spark)
     waits = Waits()
@@ -131,8 +129,8 @@ async def in_thread(spark: "SparkSession", call: Callable[[], T]) -> T:
         finally:
             remove(tag)
 
-    of_its_own = anyio.CapacityLimiter(1)
-    task = asyncio.create_task(anyio.to_thread.run_sync(tagged, limiter=of_its_own))
+    new_thread = anyio.CapacityLimiter(1)
+    task = asyncio.create_task(anyio.to_thread.run_sync(tagged, limiter=new_thread))
     try:
         with progress("spark", None, "tasks") as step:
             while step.is_watched and not task.done():
@@ -149,21 +147,21 @@ async def in_thread(spark: "SparkSession", call: Callable[[], T]) -> T:
 
 
 def _tasks_of(spark: "SparkSession", tag: str) -> tuple[int, int | None]:
-    """How many tasks of the jobs with this tag have ended, and how many there are so far: Spark plans stages
-    one after the other. Nothing where the session has no context."""
+    """The numbers of ended and of all tasks of the jobs with this tag; Spark plans stages one after the
+    other, so the second may grow. Without a context nothing is known."""
     try:
         context = spark.sparkContext
         jobs = list(context._jsc.sc().statusTracker().getJobIdsForTag(tag))
-    except Exception:  # Connect; a session that ends
+    except Exception:  # Connect, or a session that ends
         return 0, None
     tracker = context.statusTracker()
-    ids = {stage for job in jobs if (found := tracker.getJobInfo(job)) for stage in found.stageIds}
+    ids = {stage for job in jobs if (info := tracker.getJobInfo(job)) for stage in info.stageIds}
     stages = [stage for stage in map(tracker.getStageInfo, ids) if stage is not None]
     return sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)
 
 
 async def _ended(task: "asyncio.Task[Any]", waits: Waits, interrupt: Callable[[], Any]) -> None:
-    """Wait until `task` has ended; until then cancel each Spark job that it begins, and each wait."""
+    """Wait until `task` has ended; until then cancel all its Spark jobs and waits."""
     while not task.done():
         waits.cancel()
         try:
@@ -177,9 +175,8 @@ async def _ended(task: "asyncio.Task[Any]", waits: Waits, interrupt: Callable[[]
 
 
 def _tagging(spark: "SparkSession") -> tuple[Callable[[str], Any], ...]:
-    """Three functions: add a tag to the jobs of this thread, remove it, cancel the jobs of a tag from any
-    thread. A classic session knows its own tags only in the thread that set them, so its context's tags are
-    used."""
+    """Three functions: add a tag to the jobs of this thread; remove it; cancel the jobs with a tag. These are
+    tags of the context, since a classic session knows its tags only in the thread that set them."""
     try:
         context = spark.sparkContext
     except Exception:  # Connect has none

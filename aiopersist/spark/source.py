@@ -1,11 +1,10 @@
-"""`format("aiopersist")`: a thin adapter of Spark's Python data sources over the engine's planner and
-committer.
+"""`format("aiopersist")`: a thin adapter between Spark's Python data sources and the engine.
 
-Spark calls the hooks in processes of its own, which live about a minute. Each process opens a client when it
-needs one; a lease of `lease_s`, which running tasks renew, keeps the blobs that must outlive the process.
-Nothing is pushed down: options (`options.py`) say what to read.
+Spark calls the hooks in its own processes, which live about a minute. Each process opens a client on demand.
+A lease of `lease_s`, renewed by running tasks, keeps blobs that must outlive the process. Nothing is pushed
+down: options (`options.py`) say what to read.
 
-| hook                 | where                         | what it does                                     |
+| hook                 | where                         | action                                           |
 |----------------------|-------------------------------|--------------------------------------------------|
 | `schema`             | the driver's machine          | looks up the shard's schema                      |
 | `partitions`         | the driver's machine          | plans, pins `as_of`, takes the lease             |
@@ -13,7 +12,7 @@ Nothing is pushed down: options (`options.py`) say what to read.
 | `writer`             | the driver's machine          | checks the columns, registers the one writer     |
 | `write`              | workers                       | stages a batch under that writer                 |
 | `commit`             | the driver's machine          | appends once, then ends the writer               |
-| `abort`              | the same, also after `commit` | ends the writer; deletes nothing that it staged  |
+| `abort`              | the same, also after `commit` | ends the writer; deletes no staged batch         |
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class AiopersistSource(DataSource):
         return "aiopersist"
 
     def schema(self) -> StructType:
-        """The columns of a DataFrame of the shard; of changes with `_time` and `_diff`."""
+        """The columns of the shard in a DataFrame; for changes with `_time` and `_diff`."""
         return struct_type(columns_of(self._options, stored_schema(self._options)).arrow_schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -110,7 +109,7 @@ async def _planned(client: Client, options: Options) -> tuple[list[bytes], Colum
     if start is None and end is not None:
         raise invalid("option endingTime needs startingTime")
     if start is not None and options.text("asof") is not None:
-        raise invalid("give as_of, or startingTime and endingTime, not both")
+        raise invalid("use as_of or startingTime and endingTime, not both")
     read = await client.workers.shared_read(
         options.shard,
         options.time("asof"),

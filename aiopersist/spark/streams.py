@@ -1,18 +1,17 @@
-"""Structured streaming over shards: a source whose offsets are frontiers, and a sink that writes each batch
+"""Structured streaming over shards: a source with frontiers as offsets, and a sink that writes each batch
 once.
 
-*Source.* An offset is `{"time": t, "shard": id}`: everything before `t` of that shard was delivered. A shard
-that was made anew under the same name is another shard. A batch ends between two times, whatever the limits
-say. Two special times stand for where a query may begin: a batch from `SNAPSHOT` to `t` has the contents as
-of `t - 1`; a batch from `LATEST` to `t` is empty. So a batch is a function of its two offsets, which Spark
-logs before it runs the batch: a restart gives the same.
+*Source.* An offset is `{"time": t, "shard": id}`: everything before `t` of that shard was delivered. A new
+shard with the same name is another shard. A batch always ends between two times, regardless of limits. Two
+special times begin a query: a batch from `SNAPSHOT` to `t` has the contents as of `t - 1`; a batch from
+`LATEST` to `t` is empty. So a batch is a function of its two offsets. Spark logs them before it runs the
+batch, so a restart repeats the same batch.
 
-A named hold keeps the history for a restart: it stands one time before the end of the last batch that Spark
-committed.
-A newer run takes the hold over, and fences the older run. When since has passed the start of a batch, the
-batch fails and says so.
+A named hold keeps history for a restart: it is one time before the end of the last batch that Spark
+committed. A newer run takes the hold over, and fences the older run. If since has passed the start of a
+batch, the batch fails with an error.
 
-*Sink.* A batch is one append with `txn = (query id, batch id)`: repeated, it writes nothing. Its time is the
+*Sink.* A batch is one append with `txn = (query id, batch id)`, so a repeat writes nothing. Its time is the
 shard's upper, never the clock.
 """
 
@@ -81,7 +80,7 @@ Offset = dict[str, Any]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives in a process of its own, as long as the query."""
+    """The source. Spark runs it in its own process, as long as the query."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
@@ -89,9 +88,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._start = _start_of(options)
         self._target: int | None = None
-        """Where a query with the trigger `availableNow` ends."""
+        """The end of a query with the trigger `availableNow`."""
         self._reads: list[tuple[int, SharedRead]] = []
-        """The ends of the batches that Spark has not committed, and the pins that keep their blobs."""
+        """The ends of batches that Spark has not committed, and the reads that keep their blobs."""
         self._hold: Hold | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
@@ -102,7 +101,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = self._options.integer("maxrowspertrigger", least=1)
         size = self._options.integer("maxbytespertrigger", least=1)
         if rows is not None and size is not None:
-            raise invalid("give max_rows_per_trigger or max_bytes_per_trigger, not both")
+            raise invalid("use max_rows_per_trigger or max_bytes_per_trigger, not both")
         if rows is not None:
             return ReadMaxRows(rows)
         return ReadAllAvailable() if size is None else ReadMaxBytes(size)
@@ -115,7 +114,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_same(start, state)
         end = end_of(state) if self._target is None else self._target
         first = start["time"]
-        if first < 0 and end <= _time_of(state.since):  # no time is complete yet at which one can read
+        if first < 0 and end <= _time_of(state.since):  # there is no readable time yet
             return start
         if first >= 0:
             end = max(end, first)
@@ -145,7 +144,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(partition)
 
     def commit(self, end: Offset) -> None:
-        """Everything before `end` is done. Spark calls this one batch late."""
+        """Release everything before `end`. Spark calls this one batch late."""
         bridge().run(self._let_go, self._client(), end["time"])
 
     async def _let_go(self, client: Client, end: int) -> None:
@@ -174,8 +173,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return bridge().run(self._held_state, self._client())
 
     async def _held_state(self, client: Client) -> State:
-        """The shard's state; the hold is opened before it is read, since plans rely on the history that the
-        hold keeps."""
+        """The shard's state. The hold is opened first, since plans rely on the history that it keeps."""
         await self._opened_hold(client)
         return await _state(client, self._options.shard)
 
@@ -187,20 +185,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class Hold:
-    """The hold that keeps history for the query. A named hold moves since as it moves. Without a name the
-    hold is like that of a listen: it moves nothing, and ends with the process."""
+    """The hold that keeps history for the query. A named hold lets since move with it. A hold without a name
+    is like that of a listen: it moves nothing, and ends with the process."""
 
-    def __init__(self, reader: ReadHandle[Any, Any], need: HistoryPin | None) -> None:
+    def __init__(self, reader: ReadHandle[Any, Any], pin: HistoryPin | None) -> None:
         self.reader = reader
-        self._need = need
+        self._pin = pin
 
     @classmethod
     async def open(cls, client: Client, shard: str, name: str | None, lease_s: float) -> Hold:
-        """Hold the shard's since; a named hold that is there keeps its frontier."""
+        """Hold the shard's since; an existing named hold keeps its frontier."""
         if name is not None:
             return cls(await client.reader(shard, hold_name=name, lease_s=lease_s), None)
         reader = await client.reader(shard)
-        while True:  # since may move until the hold stands
+        while True:  # since may move before the hold is set
             since = (await _state(client, shard)).since
             try:
                 return cls(reader, await reader._shard.hold.need(since))
@@ -208,12 +206,12 @@ class Hold:
                 continue
 
     async def move(self, time: int) -> None:
-        """Give up history before `time`."""
-        if self._need is None:
+        """Release history before `time`."""
+        if self._pin is None:
             await self.reader.downgrade_since(time)
         else:
-            self.reader._shard.hold.check(self._need.reader)
-            self.reader._shard.hold.move(self._need, Antichain(time))
+            self.reader._shard.hold.check(self._pin.reader)
+            self.reader._shard.hold.move(self._pin, Antichain(time))
 
 
 async def _leased(client: Client, shard: str, first: int, last: int) -> SharedRead:
@@ -224,9 +222,9 @@ async def _leased(client: Client, shard: str, first: int, last: int) -> SharedRe
     except SinceViolation as error:
         error.add_note(
             f"The stream is at time {max(first, 0)}, and history there was compacted: the query skipped "
-            "nothing, and cannot go on. Begin a new query with a new checkpoint: without startingTime its "
-            "first batch is the snapshot; with it, give a time after since. To be restarted later, a "
-            "query needs the option hold_name, and a lease_s that is longer than the query may be away."
+            "nothing, but cannot continue. Start a new query with a new checkpoint: without startingTime its "
+            "first batch is the snapshot; otherwise choose a time after since. To restart later, a query "
+            "needs the option hold_name, and a lease_s longer than its downtime."
         )
         raise
 
@@ -241,37 +239,37 @@ async def _time(client: Client, shard: str, start: int | datetime) -> int:
 
 
 def _start_of(options: Options) -> int | datetime:
-    asked = options.text("startingtime") or "snapshot"
+    text = options.text("startingtime") or "snapshot"
     named = {"snapshot": SNAPSHOT, "latest": LATEST, "earliest": 0}
-    if asked.lower() in named:
-        return named[asked.lower()]
-    if (at := instant(asked)) is not None:
+    if text.lower() in named:
+        return named[text.lower()]
+    if (at := instant(text)) is not None:
         return at
-    if not asked.isdecimal():
-        raise invalid(f"option startingTime={asked!r} is neither a time nor one of {', '.join(named)}")
-    return int(asked)
+    if not text.isdecimal():
+        raise invalid(f"option startingTime={text!r} is neither a time nor one of {', '.join(named)}")
+    return int(text)
 
 
 def check_same(offset: Offset, state: State) -> None:
-    """`ShardFinalized` if the offset belongs to a shard that is gone."""
+    """`ShardFinalized` if the offset belongs to a dropped shard."""
     if offset.get("shard") != state.shard:
         text = (
             f"the stream reads a shard that was dropped ({offset.get('shard')}); another shard has its name "
-            "now. Begin a new query with a new checkpoint."
+            "now. Start a new query with a new checkpoint."
         )
         raise ShardFinalized(text, shard_id=state.shard)
 
 
 def end_of(state: State) -> int:
-    """The time before which everything is complete; of a finished shard the greatest time there is."""
+    """The time before which everything is complete; of a finished shard the greatest time."""
     return _time_of(state.upper)
 
 
 def cut(state: State, start: int, end: int, budget: int, *, by_bytes: bool = False) -> int:
-    """The end, at most `end`, of a batch from `start` with about `budget` updates (or encoded bytes). It
-    falls between two appends; within an append that is larger, between two times, as if its updates were
-    spread evenly. The batch has at least one time."""
-    taken = 0.0
+    """The end, at most `end`, of a batch from `start` with about `budget` updates (or encoded bytes). It lies
+    between two appends, or within a larger append between two times, as if its updates were spread evenly.
+    The batch has at least one time."""
+    total = 0.0
     for batch in state.batches.values():
         first, last = _time_of(batch.lower), _last_of(batch)
         low, high = max(first, start), min(last, end)
@@ -279,14 +277,14 @@ def cut(state: State, start: int, end: int, budget: int, *, by_bytes: bool = Fal
         if low >= high or not size:
             continue
         each = size / (last - first)
-        if taken + each * (high - low) > budget:
+        if total + each * (high - low) > budget:
             return low if low > start else min(max(low + int(budget / each), start + 1), end)
-        taken += each * (high - low)
+        total += each * (high - low)
     return end
 
 
 def _last_of(batch: HollowBatch) -> int:
-    """The end of the batch's times; of a batch without an upper, as statistics tell it."""
+    """The end of the batch's times; for a batch without an upper by its statistics."""
     if batch.upper.elements:
         return _time_of(batch.upper)
     stats = [(part.stats or {}).get("time") for part in batch.parts]
@@ -306,8 +304,7 @@ def _time_of(frontier: Antichain) -> int:
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Spark makes it anew for each batch, twice: to plan the batch, then pickled for the tasks; and to
-    commit."""
+    """The sink. Spark creates it twice per batch: to plan (then it is pickled for tasks), and to commit."""
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
         self._location = options.location
@@ -319,8 +316,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._write: GrantedWrite | TaskRefused | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Spark pickles the writer for the tasks, and has no hook to plan a batch: so this plans it. The
-        tasks pass on a refusal, and the commit raises it."""
+        """Plan the batch: Spark has no hook for this, but pickles the writer for the tasks. Tasks pass on a
+        refusal, and the commit raises it."""
         if self._write is None:
             client = bridge().client(self._location)
             try:
@@ -342,22 +339,22 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return StagedMessage(staged, query, write)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        told = [message for message in messages if isinstance(message, StagedMessage)]
-        results, writes = [message.result for message in told], _writes(messages)
+        staged = [message for message in messages if isinstance(message, StagedMessage)]
+        results, writes = [message.result for message in staged], _writes(messages)
         if not writes:
             accepted(results)
             return
-        app = self._app or next((message.query for message in told if message.query), None)
+        app = self._app or next((message.query for message in staged if message.query), None)
         if app is None:
-            raise invalid("Spark tells no id of the query: give option txn_app_id")
+            raise invalid("Spark gives no id of the query: set option txn_app_id")
         plan = next(iter(writes.values())).plan
         plan = plan._replace(spec=plan.spec._replace(txn=(app, batchId)))
         try:
             commit_staged(self._location, plan, writes.keys(), results, self._tasks)
         except BatchExpired as error:
             error.add_note(
-                "From its planning to its first task, or from its last task to the commit, the batch took "
-                "longer than the lease of what it stages: give the stream a longer lease by option lease_s."
+                "The time from planning to the first task, or from the last task to the commit, exceeded the "
+                "lease of staged data: give the stream a longer lease with option lease_s."
             )
             raise
 
@@ -366,6 +363,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _writes(messages: Sequence[WriterCommitMessage | None]) -> dict[bytes, GrantedWrite]:
-    """The writes that tasks staged under, by their grants."""
-    told = [message.write for message in messages if isinstance(message, StagedMessage)]
-    return {write.grant: write for write in told if write is not None}
+    """The writes of the tasks, by their grants."""
+    writes = [message.write for message in messages if isinstance(message, StagedMessage)]
+    return {write.grant: write for write in writes if write is not None}

@@ -1,9 +1,8 @@
-"""The code that runs in Spark's workers: plain functions of values, each doing one piece of a job.
+"""The code that runs in Spark's workers: functions of values, each for one piece of a job.
 
-A task may run twice, even at the same time, and may be killed at any moment, without notice. So no task
-changes a shard: tasks upload parts under a writer that the driver has registered, and return bytes, of which
-the driver uses those of one attempt. The sweep deletes the parts of the other attempts, once the writer is
-gone.
+A task may run twice, even at the same time, and may be killed at any moment. So no task changes a shard:
+tasks upload parts under a writer that the driver registered, and return bytes. The driver uses the bytes of
+one attempt. A sweep deletes the parts of other attempts once the writer has ended.
 """
 
 import os
@@ -30,20 +29,20 @@ TOGETHER_BYTES = 8 * 1024 * 1024
 
 
 class StagedTask(NamedTuple):
-    """The batch that a task has written."""
+    """The batch that a task staged."""
 
     batch: bytes
-    """As `Batch.to_transmittable` gives it."""
+    """The result of `Batch.to_transmittable`."""
     rows: int
     first: int = 0
-    """The least time of its updates; means nothing without rows."""
+    """The least time of its updates; meaningless without rows."""
     last: int = 0
     """The greatest time of its updates."""
 
 
 class TaskRefused(NamedTuple):
-    """The value that a task returns instead of its result, if no other attempt could do better: Spark does
-    not repeat the task, and the driver raises the error."""
+    """The value that a task returns for an error that every attempt would meet. So Spark does not repeat the
+    task, and the driver raises the error."""
 
     error: Error
 
@@ -57,13 +56,13 @@ def refusing(work: Callable[..., T], *args: Any) -> T | TaskRefused:
 
 
 def accepted(results: "Iterable[T | TaskRefused]") -> list[T]:
-    """The results; raises the error of the first that was refused."""
-    found: list[T] = []
+    """The results; raises the error of the first refusal."""
+    successes: list[T] = []
     for result in results:
         if isinstance(result, TaskRefused):
             raise result.error
-        found.append(result)
-    return found
+        successes.append(result)
+    return successes
 
 
 def worker_client(location: SparkLocation) -> Client:
@@ -75,28 +74,28 @@ def worker_client(location: SparkLocation) -> Client:
         cores = max(context.cpus(), 1)
         os.environ.setdefault(THREADS, str(cores))  # read when polars is first imported
         pa.set_cpu_count(cores)
-    found = bridge()
-    found.is_worker = True
-    return found.client(location)
+    own_bridge = bridge()
+    own_bridge.is_worker = True
+    return own_bridge.client(location)
 
 
 def makes_a_table() -> bool:
-    """Whether the write of this task is a part of making a table. No option tells such a write from
-    `save(path)`, but Spark runs it as an execution within the table's. Everything in a `foreachBatch` is such
-    an inner execution, too: the cases cannot be told apart there, and the answer is no."""
+    """Whether this task's write creates a table of Spark. No option distinguishes it from `save(path)`, but
+    Spark runs it as an inner execution. In a `foreachBatch` all executions are inner ones: there the answer
+    is no."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     if context is None or context.getLocalProperty("sql.streaming.queryId") is not None:
         return False
-    mine, root = (context.getLocalProperty(f"spark.sql.execution.{name}") for name in ("id", "root.id"))
-    return mine is not None and root is not None and mine != root
+    own, root = (context.getLocalProperty(f"spark.sql.execution.{name}") for name in ("id", "root.id"))
+    return own is not None and root is not None and own != root
 
 
 def read(
     location: SparkLocation, piece: bytes, columns: Columns, where: Any = None, at: int | None = None
 ) -> "Iterator[pa.RecordBatch]":
-    """The rows of a piece of a shared read, as the columns of a DataFrame. `at`: the time of contents."""
+    """The rows of a piece of a shared read as columns of a DataFrame. `at`: the time of contents."""
     client = worker_client(location)
     for batch in bridge().iterate(lambda: client.workers.read_piece(piece, where)):
         yield from columns.batches(batch, at)
@@ -105,13 +104,13 @@ def read(
 def stage(
     location: SparkLocation, writer: bytes, layout: Layout, batches: "Iterable[pa.RecordBatch]"
 ) -> StagedTask:
-    """Upload the rows as a batch under that writer: sorted, consolidated, in bounded memory."""
+    """Upload rows as a batch under the writer: sorted, consolidated, in bounded memory."""
     updates = _together(layout.updates(batch) for batch in batches if batch.num_rows)
     return bridge().run(_stage, worker_client(location), writer, updates)
 
 
 def _together(tables: "Iterable[pa.Table]") -> "Iterator[pa.Table]":
-    """Spark's batches are small (10,000 rows), and each table costs some trips between threads."""
+    """Larger tables, since each costs switches between threads, and Spark's batches have 10,000 rows."""
     group: list[pa.Table] = []
     size = 0
     for table in tables:
@@ -128,64 +127,63 @@ async def _stage(client: Client, writer: bytes, updates: "Iterator[pa.Table]") -
     with client._stack.tracing.span("spark.task", "", WRITER.trace(writer)):
         rows, first, last = 0, TIME_MAX, 0
         async with client.workers.builder_from_transmittable(writer, 0) as builder:
-            while (some := await on_caller(next, updates, None)) is not None:
-                least, greatest = (bound.as_py() for bound in pc.min_max(some.column("time")).values())
+            while (table := await on_caller(next, updates, None)) is not None:
+                least, greatest = (bound.as_py() for bound in pc.min_max(table.column("time")).values())
                 first, last = min(first, least), max(last, greatest)
-                await builder.extend(some)
-                rows += some.num_rows
+                await builder.extend(table)
+                rows += table.num_rows
             batch = await builder.finish(_after(last))
         return StagedTask(batch.to_transmittable(), rows, first, last)
 
 
 def _after(time: int) -> int:
     if time == TIME_MAX:
-        raise InvalidUpdate(f"time {time} is the greatest: no upper is beyond it: give a lesser time")
+        raise InvalidUpdate(f"time {time} is the greatest time, which no upper is beyond: use a smaller time")
     return time + 1
 
 
 class Retraction(NamedTuple):
-    """The rows of a piece of contents that go."""
+    """The rows of a piece of contents to retract."""
 
     piece: bytes
     staged: bytes | None = None
-    """A piece of updates, whose keys are those of the rows that go; `None`: all of them."""
+    """A piece of updates with the keys of the rows to retract; `None`: retract all rows."""
     unique: bool = False
-    """Whether a key that `staged` has twice is refused."""
+    """Whether to refuse a duplicate key in `staged`."""
     every: bool = False
-    """Whether all rows go, also those with other keys than `staged` has."""
+    """Whether to retract rows with any key, not only with those of `staged`."""
     where: Any = None
-    """The condition that only the rows that go fulfil."""
+    """A condition; only matching rows are retracted."""
 
 
-def retract(location: SparkLocation, writer: bytes, wanted: Retraction) -> StagedTask:
-    """Upload the rows that go with their diffs negated, at time 0."""
-    return bridge().run(_retract, worker_client(location), writer, wanted)
+def retract(location: SparkLocation, writer: bytes, job: Retraction) -> StagedTask:
+    """Upload the rows to retract, with negated diffs, at time 0."""
+    return bridge().run(_retract, worker_client(location), writer, job)
 
 
-async def _retract(client: Client, writer: bytes, wanted: Retraction) -> StagedTask:
+async def _retract(client: Client, writer: bytes, job: Retraction) -> StagedTask:
     with client._stack.tracing.span("spark.task", "", WRITER.trace(writer)):
-        keys = None if wanted.staged is None else await _keys(client, wanted.staged, unique=wanted.unique)
+        keys = None if job.staged is None else await _keys(client, job.staged, unique=job.unique)
         rows = 0
         async with client.workers.builder_from_transmittable(writer, 0) as builder:
-            async for batch in client.workers.read_piece(wanted.piece, wanted.where):
-                found = pa.Table.from_batches([batch])
-                if keys is not None and not wanted.every:
-                    found = found.filter(_is_in(found.column("key"), keys))
-                if found.num_rows:
-                    await builder.extend(_negated(found))
-                    rows += found.num_rows
+            async for batch in client.workers.read_piece(job.piece, job.where):
+                table = pa.Table.from_batches([batch])
+                if keys is not None and not job.every:
+                    table = table.filter(_is_in(table.column("key"), keys))
+                if table.num_rows:
+                    await builder.extend(_negated(table))
+                    rows += table.num_rows
             return StagedTask((await builder.finish(1)).to_transmittable(), rows)
 
 
-def _negated(found: "pa.Table") -> "pa.Table":
-    times = pa.repeat(pa.scalar(0, pa.int64()), found.num_rows)
-    diffs = pc.negate_checked(found.column("diff"))
-    return pa.table([found.column("key"), found.column("val"), times, diffs], ["key", "val", "time", "diff"])
+def _negated(table: "pa.Table") -> "pa.Table":
+    times = pa.repeat(pa.scalar(0, pa.int64()), table.num_rows)
+    diffs = pc.negate_checked(table.column("diff"))
+    return pa.table([table.column("key"), table.column("val"), times, diffs], ["key", "val", "time", "diff"])
 
 
 async def _keys(client: Client, staged: bytes, *, unique: bool) -> "pl.DataFrame":
-    """The keys of the rows that are written. `InvalidUpdate` for a key that is there twice, if they are to be
-    `unique`."""
+    """The keys of the written rows. `InvalidUpdate` for a duplicate key if `unique`."""
     import polars as pl
 
     tables = [pa.Table.from_batches([batch]) async for batch in client.workers.read_piece(staged)]
@@ -193,10 +191,10 @@ async def _keys(client: Client, staged: bytes, *, unique: bool) -> "pl.DataFrame
         return pl.DataFrame()
     whole = pa.concat_tables(tables)
     keys = pl.DataFrame({"key": pl.from_arrow(whole.column("key").combine_chunks())})
-    twice = keys.is_duplicated() | pl.Series(pc.not_equal(whole.column("diff"), 1).combine_chunks())
-    if unique and twice.any():
-        key = keys.filter(twice)["key"][0]
-        raise InvalidUpdate(f"the rows have key {key!r} more than once: give one row per key")
+    is_duplicate = keys.is_duplicated() | pl.Series(pc.not_equal(whole.column("diff"), 1).combine_chunks())
+    if unique and is_duplicate.any():
+        key = keys.filter(is_duplicate)["key"][0]
+        raise InvalidUpdate(f"the rows have key {key!r} more than once: write one row per key")
     return keys
 
 

@@ -1,16 +1,16 @@
-"""How a DataFrame becomes one append: the same for the engine, for `format("aiopersist")`, and for streams.
+"""Turns a DataFrame into one append, for the engine, for `format("aiopersist")`, and for streams.
 
 1. *Plan* (`plan.py`): the shard, and how columns become updates.
 2. Tasks *stage* batches (`tasks.stage`), all under one writer.
-3. For an upsert or an overwrite, tasks *retract* the rows that the new ones replace (`replace.py`). A
-   deletion is an upsert of keys alone: they are staged so that tasks find them, and only the retractions are
-   appended. A deletion by a condition stages nothing.
-4. *Commit*: one compare-and-append of everything. Without a column of times all batches are moved to the
-   upper as it is then, on a wall clock to now; after a mismatch to the newer upper, with more retractions.
+3. For an upsert or an overwrite, tasks *retract* the replaced rows (`replace.py`). A deletion is an upsert of
+   keys only: keys are staged for the tasks, and only the retractions are appended. A deletion by a condition
+   stages nothing. 4. *Commit*: one compare-and-append of everything. Without a column of times, all batches
+   get the current upper as their time, on a wall clock now; after a mismatch the newer upper, with more
+   retractions.
 
-With a column of times the upper must still be that of the plan: a mismatch fails the write.
+With a column of times, the upper must be that of the plan; otherwise the write fails.
 
-Everything here is a coroutine of the bridge's loop; only `Run` blocks, on the thread that waits for the job.
+Everything here is a coroutine of the bridge's loop. Only `Run` blocks, on the thread that waits for the job.
 """
 
 from collections.abc import Sequence
@@ -31,12 +31,12 @@ from aiopersist.write.handle import time_of_write
 
 
 class WriteJob:
-    """The driver's part, once tasks have staged."""
+    """The driver's part of a write, after tasks have staged."""
 
     def __init__(
         self, client: Client, location: SparkLocation, plan: WritePlan, run: Run, tasks_: int
     ) -> None:
-        """About `tasks_` tasks stage retractions."""
+        """`tasks_`: the number of tasks for retractions, approximately."""
         self._client = client
         self._location = location
         self._plan = plan
@@ -45,14 +45,14 @@ class WriteJob:
         self._tasks = tasks_
 
     async def commit(self, results: Results) -> int:
-        """Append everything, once; returns the time at which it is complete. If this raises, nothing was
-        appended, and the staged batches are deleted; only after `Indeterminate` the outcome is unknown."""
+        """Append everything once. Returns the time at which it is complete. An error means that nothing was
+        appended and staged batches are deleted, except `Indeterminate`: then the outcome is unknown."""
         plan = self._plan
         async with closing(writer_of(self._client, plan)) as writer, AsyncExitStack() as ends:
             batches = await restored(writer, results)
             ends.push_async_callback(to_its_end, discard_all, batches)
             staged = accepted(results)
-            if await is_done(self._client, plan):  # whatever the upper is now
+            if await is_done(self._client, plan):  # before the check of the upper
                 return last_complete(await writer.fetch_recent_upper())
             if not plan.upper.elements:
                 raise UpperMismatch(Antichain(0), Antichain(), shard_id=plan.shard)
@@ -63,8 +63,8 @@ class WriteJob:
             return await self._append_timed(writer, batches, staged)
 
     async def _replace(self, writer: Writer, batches: list[Batch], staged: Sequence[StagedTask]) -> int:
-        """Append with retractions of the contents, at the upper as of which they were made; again, with those
-        of what came since, if another writer was first."""
+        """Append with retractions of the contents; after another writer's append, retract its changes,
+        too."""
         new = [] if self._spec.mode == DELETE else batches
         replacement = Replacement(
             self._client, self._location, self._plan, self._run, self._tasks, writer, staged
@@ -87,13 +87,13 @@ class WriteJob:
                     raise
 
     async def _append_timed(self, writer: Writer, batches: list[Batch], staged: Sequence[StagedTask]) -> int:
-        """Append at the times that the rows have, if the upper is still that of the plan."""
+        """Append at the times of the rows, if the upper is still that of the plan."""
         lower = self._plan.upper
-        first = min((one.first for one in staged if one.rows), default=None)
+        first = min((task.first for task in staged if task.rows), default=None)
         if first is not None and not lower.less_equal(first):
             text = f"time {first} is not at or beyond the upper {lower}"
             raise InvalidUsage(UsageKind.UPDATE_NOT_BEYOND_LOWER, text, time=first, lower=lower)
-        upper = lower.join(Antichain(max((one.last + 1 for one in staged if one.rows), default=0)))
+        upper = lower.join(Antichain(max((task.last + 1 for task in staged if task.rows), default=0)))
         for batch in batches:
             rebound(batch, lower, upper)
         await writer.compare_and_append_batch(batches, lower, upper, self._spec.txn)
@@ -101,8 +101,10 @@ class WriteJob:
 
 
 async def _append_at(writer: Writer, batches: Sequence[Batch], upper: int, txn: Txn | None) -> int:
-    """Append batches of one time if the upper is still `upper`: at that time; on a wall clock, now."""
-    moved = (last_complete(batch.upper) for batch in batches)  # by a try before, perhaps: times never go back
+    """Append batches at the time `upper`, on a wall clock now, if the upper is still `upper`."""
+    moved = (
+        last_complete(batch.upper) for batch in batches
+    )  # maybe by an earlier attempt: times never go back
     time = max(await time_of_write(writer, upper), *moved, upper)
     for batch in batches:
         batch.rewrite_ts(time, time + 1)

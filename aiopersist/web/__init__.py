@@ -1,21 +1,21 @@
-"""What a browser or a monitor reads from a client. It needs the extra `web`.
+"""Pages for browsers and metrics for monitors. It needs the extra `web`.
 
-| module                     | what it has                                                        |
+| module                     | contents                                                           |
 |----------------------------|--------------------------------------------------------------------|
 | `metrics`                  | `GET /metrics`, for Prometheus                                     |
 | `app`, `serve`             | the inspector, an application of pages; a server of it             |
 | `guard`                    | headers, tokens, names of hosts, forms                             |
-| `location`, `census`       | the page of a location; what is known of its shards                |
-| `commits`                  | why commits take what they take; pure                              |
+| `location`, `census`       | the page of a location; names and summaries of its shards          |
+| `commits`                  | where the time of commits goes; pure                               |
 | `shard`, `picture`, `ticks`| the page of a shard; its picture as a value; pure                  |
-| `holds`                    | what keeps the history of a shard, and whose it is; pure           |
-| `contents`, `contents_page`| the addresses of contents; the answers to them                    |
-| `readable`                 | which times can be read, the slider, and how times are written; pure|
+| `holds`                    | holds on history and versions, and retention, in words; pure       |
+| `contents`, `contents_page`| addresses of contents; the responses to them                       |
+| `readable`                 | readable times, the slider, times that people write; pure          |
 | `streams`                  | pages of rows of a stream of an `Indexed`                          |
-| `reading`, `rows`, `reads` | a page of rows, rows as cells, reads that take longer              |
-| `work`                     | work that visitors may ask for                                     |
-| `known`                    | what is kept between two pages                                     |
-| `render`, `words`          | templates; how figures, times and texts are said; pure             |
+| `reading`, `rows`, `reads` | a page of rows, rows as cells, running reads                       |
+| `work`                     | work that visitors may start                                       |
+| `cache`                    | data kept between two pages                                        |
+| `render`, `words`          | templates; texts of figures, moments and times; pure               |
 """
 
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Names are imported by their first use: a part of the package wants no more than it needs."""
+    """Import a name at its first use, so that each needs only its own dependencies."""
     from importlib import import_module
 
     if name not in _WHERE:

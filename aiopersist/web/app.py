@@ -1,7 +1,7 @@
-"""The inspector as an ASGI application: its addresses, and what becomes of errors.
+"""The inspector as an ASGI application: its routes, and the pages of errors.
 
-Every page lies one step below the place where the application is mounted, and all addresses in pages are
-relative. So it works under any path, behind any proxy, and needs to know neither.
+Every page lies directly below the path where the application is mounted, and all links are relative. So the
+inspector works under any path and behind any proxy.
 """
 
 import logging
@@ -31,6 +31,7 @@ from aiopersist.base.errors import (
 )
 from aiopersist.client.client import Client
 from aiopersist.storage.identity import location_key
+from aiopersist.web.cache import ClientCache, StillReading
 from aiopersist.web.contents_page import contents, live, value
 from aiopersist.web.guard import (
     FORM_FIELD,
@@ -42,20 +43,19 @@ from aiopersist.web.guard import (
     is_own_form,
     with_form_cookie,
 )
-from aiopersist.web.known import Known, StillReading
-from aiopersist.web.location import WantedList, location_page
+from aiopersist.web.location import ListQuery, location_page
 from aiopersist.web.metrics import CONTENT_TYPE, metrics_text
 from aiopersist.web.render import FOLDER, link, rendered
-from aiopersist.web.shard import WantedShard, shard_page
+from aiopersist.web.shard import ShardQuery, shard_page
 from aiopersist.web.work import UNITS, form_of, piece_of
 
 log = logging.getLogger("aiopersist").getChild("web")
 
-NOT_OWN = "The form did not come from these pages: open the page again. A proxy has to pass on the Host"
+NOT_OWN = "The form was not sent by these pages: reload the page. A proxy must forward the Host header"
 FORM_KEY = "forms of the inspector"
 
 ClientOf = Callable[[Request], Client]
-Page = Callable[[Request, Client, Known], Awaitable[Response]]
+Page = Callable[[Request, Client, ClientCache], Awaitable[Response]]
 
 STATUS: tuple[tuple[type[Error], int], ...] = (
     (UnknownShard, 404),
@@ -70,16 +70,16 @@ STATUS: tuple[tuple[type[Error], int], ...] = (
 
 
 def inspector(client: Client | ClientOf, *, write: bool = False, token: str | None = None) -> ASGIApp:
-    """Pages that show what a location has, as an ASGI application: to be served alone, or mounted at any path
-    of another application.
+    """Pages that show a location, as an ASGI application: serve it alone, or mount it at any path of another
+    application.
 
-    `client` is an open client, or a function that gives the client for a request. The pages read; a client
-    that was opened with `readonly=True` writes nothing at all, another one registers as a reader while it
-    shows contents. `write=True` adds compaction, collection, fsck and retention, each by a form that no other
-    site can send; the client must be able to write.
+    `client` is an open client, or a function that returns the client for a request. The pages only read. A
+    client opened with `readonly=True` writes nothing; another one registers as a reader while it shows
+    contents. `write=True` adds compaction, garbage collection, fsck and retention, each by a form that no
+    other site can send; the client must be able to write.
 
-    Whoever reaches the pages sees all contents of the location. `token`: only who knows it does: by a visit
-    with `?token=...` in the address, which sets a cookie, or with `Authorization: Bearer ...`."""
+    Without `token`, everybody who reaches the pages sees all contents of the location. With `token`, a
+    visitor opens the address with `?token=...`, which sets a cookie, or sends `Authorization: Bearer ...`."""
     client_of: ClientOf = client if not isinstance(client, Client) else lambda request: client
     site = _Site(client_of, write)
     app: ASGIApp = Starlette(
@@ -102,12 +102,12 @@ def inspector(client: Client | ClientOf, *, write: bool = False, token: str | No
 
 
 class _Site:
-    """What all pages of an inspector share."""
+    """State that all pages of an inspector share."""
 
     def __init__(self, client_of: ClientOf, write: bool) -> None:
         self._client_of = client_of
         self._write = write
-        self._known: WeakKeyDictionary[Client, Known] = WeakKeyDictionary()
+        self._caches: WeakKeyDictionary[Client, ClientCache] = WeakKeyDictionary()
 
     def of(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
         """The endpoint of a page."""
@@ -117,44 +117,44 @@ class _Site:
         client = self._client_of(request)
         request.state.write = self._write
         try:
-            if (known := self._known.get(client)) is None:
-                known = self._known[client] = Known(client)
-            return await page(request, client, known)
+            if (cache := self._caches.get(client)) is None:
+                cache = self._caches[client] = ClientCache(client)
+            return await page(request, client, cache)
         except StillReading:
             return HTMLResponse(rendered("reading.html", {}))
         except HTTPException as error:
             return await _refused(request, error)
-        except Exception as error:  # one page fails, the others do not
+        except Exception as error:  # only this page fails
             return failed(error)
 
 
-async def _location(request: Request, client: Client, known: Known) -> Response:
-    values = await location_page(client, known.census, WantedList.of(request.query_params))
-    values |= {"usage": known.usage, "write": request.state.write}
+async def _location(request: Request, client: Client, cache: ClientCache) -> Response:
+    values = await location_page(client, cache.census, ListQuery.of(request.query_params))
+    values |= {"usage": cache.usage, "write": request.state.write}
     return HTMLResponse(rendered("location.html", values))
 
 
-async def _count_usage(request: Request, client: Client, known: Known) -> Response:
-    """Begin to count. It changes nothing, but it costs requests, so no other site may ask for it."""
+async def _count_usage(request: Request, client: Client, cache: ClientCache) -> Response:
+    """Start a count. It changes nothing but costs requests, so other sites must not start it."""
     if not is_of_these_pages(request):
         raise HTTPException(403, NOT_OWN)
-    known.usage.begin(client._stack.supervisor, client.admin.usage, "count the usage")
+    cache.usage.begin(client._stack.supervisor, client.admin.usage, "count the usage")
     return RedirectResponse("./#usage", 303)
 
 
-async def _metrics(request: Request, client: Client, known: Known) -> Response:
+async def _metrics(request: Request, client: Client, cache: ClientCache) -> Response:
     """For Prometheus."""
     return Response(metrics_text(client), media_type=CONTENT_TYPE)
 
 
-async def _shard(request: Request, client: Client, known: Known) -> Response:
-    wanted = WantedShard.of(request.query_params)
-    shard = await known.shard_soon(client, wanted.name)
+async def _shard(request: Request, client: Client, cache: ClientCache) -> Response:
+    query = ShardQuery.of(request.query_params)
+    shard = await cache.shard_soon(client, query.name)
     cookie = form_cookie(request) if request.state.write else None
     secret = None if cookie is None else form_secret(await _form_key(client), cookie)
     wall = client._stack.runtime.wall()
-    offered = {"form": secret, "works": known.works.of(shard.id), "units": UNITS, "wall": wall}
-    values = await shard_page(client, shard, wanted) | offered
+    offered = {"form": secret, "works": cache.works.of(shard.id), "units": UNITS, "wall": wall}
+    values = await shard_page(client, shard, query) | offered
     page = HTMLResponse(await client._stack.compute(rendered, "shard.html", values))
     return page if cookie is None else with_form_cookie(page, request, cookie)
 
@@ -163,17 +163,17 @@ async def _form_key(client: Client) -> bytes:
     return await location_key(client._stack.blob, FORM_KEY)
 
 
-async def _do(request: Request, client: Client, known: Known) -> Response:
-    """Begin the work that a form asks for."""
+async def _do(request: Request, client: Client, cache: ClientCache) -> Response:
+    """Start the work that a form asks for."""
     if not request.state.write:
-        raise HTTPException(403, "This inspector only reads")
+        raise HTTPException(403, "This inspector is read-only")
     form = await form_of(request)
     if not is_own_form(request, form.get(FORM_FIELD, ""), await _form_key(client)):
         raise HTTPException(403, NOT_OWN)
     title, piece = piece_of(form)
     name = form.get("name", "")
-    shard = await known.shard(client, name)
-    known.works.begin(client, shard.id, title, piece)
+    shard = await cache.shard(client, name)
+    cache.works.begin(client, shard.id, title, piece)
     return RedirectResponse(link("shard", "work", name=name), 303)
 
 
@@ -181,11 +181,11 @@ async def _do(request: Request, client: Client, known: Known) -> Response:
 
 
 def failed(error: Exception) -> Response:
-    """The page of an error. The message of an error of the library is for people; of another one, which is a
-    fault of the inspector, the log tells: nobody knows what it holds."""
+    """The page of an error. It shows messages of the library's errors only. Any other error is a fault of the
+    inspector, and its text may hold secrets, so it goes to the log."""
     if not isinstance(error, Error):
         log.error("a page of the inspector failed", exc_info=error)
-        text = "The page could not be made; the log of the server says why."
+        text = "The page failed; the log of the server has the error."
         return _page(500, type(error).__name__, text, None)
     status = next((status for kind, status in STATUS if isinstance(error, kind)), 500)
     headers = {"Retry-After": "2"} if status == 503 else None

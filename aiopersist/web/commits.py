@@ -1,4 +1,4 @@
-"""Why the commits of a client take what they take: the store, lost races, waiting, the cache. Pure."""
+"""Where the time of a client's commits goes: the store, lost races, waiting, the cache. Pure."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ WRITES = ("consensus.compare_and_set", "consensus.compare_and_set_many")
 
 
 class CommitLine(NamedTuple):
-    """One of the things that a commit's time goes to."""
+    """One part of the time of commits."""
 
     what: str
     figure: str
@@ -17,13 +17,13 @@ class CommitLine(NamedTuple):
 
 
 def commit_lines(metrics: MetricsView) -> list[CommitLine]:
-    """None if there were no commits."""
+    """Empty if there were no commits."""
     commits = metrics.commits
     if not commits.count:
         return []
-    means = f"{counted(commits.count, 'commit')}, each until it was durable"
+    means = f"{counted(commits.count, 'commit')}, each measured until it was durable"
     return [
-        CommitLine("All of it", _took(commits), means),
+        CommitLine("Total", _took(commits), means),
         _store(metrics),
         _races(metrics),
         _queue(metrics),
@@ -34,42 +34,42 @@ def commit_lines(metrics: MetricsView) -> list[CommitLine]:
 
 def _store(metrics: MetricsView) -> CommitLine:
     writes = [metrics.requests[op].duration for op in WRITES if op in metrics.requests]
-    count, seconds = sum(found.count for found in writes), sum(found.seconds for found in writes)
+    count, seconds = sum(duration.count for duration in writes), sum(duration.seconds for duration in writes)
     share = seconds / max(metrics.commits.seconds, 1e-9)
-    means = f"a write of a version took so long on average: {min(share, 1):.0%} of all that commits took"
+    means = f"the mean time to write a version: {min(share, 1):.0%} of the time of commits"
     return CommitLine("The store", duration_text(seconds / max(count, 1)), means)
 
 
 def _races(metrics: MetricsView) -> CommitLine:
     lost = metrics.mismatches
     share = lost / metrics.commits.count
-    means = f"{share:.1%} of commits began again, since another process committed to the same shard first"
+    means = f"{share:.1%} of commits ran again, because another process committed to the shard first"
     return CommitLine("Lost races", f"{lost:,}", means)
 
 
 def _queue(metrics: MetricsView) -> CommitLine:
     waiting = metrics.queues.commits
-    means = "commits wait for their turn now: a client makes one at a time on each shard"
+    means = "commits are waiting now: a client makes one at a time on each shard"
     return CommitLine("Waiting", f"{waiting:,}", means)
 
 
 def _trouble(metrics: MetricsView) -> CommitLine:
     repeated = sum(done.retries for done in metrics.requests.values())
-    means = f"requests repeated after a failure; {counted(metrics.stalls, 'wait')} of more than 5 s"
+    means = f"requests were repeated after a failure; {counted(metrics.stalls, 'wait')} took more than 5 s"
     return CommitLine("Retries", f"{repeated:,}", means)
 
 
 def _cache(metrics: MetricsView) -> CommitLine:
     cache = metrics.cache
-    asked = cache.hits + cache.misses
-    figure = f"{cache.hits / asked:.0%}" if asked else "-"
+    lookups = cache.hits + cache.misses
+    figure = f"{cache.hits / lookups:.0%}" if lookups else "-"
     means = (
-        f"of {counted(asked, 'read')} of blobs were answered from memory, "
-        f"which holds {size_text(cache.bytes)} of at most {size_text(cache.bytes_max)}"
+        f"of {counted(lookups, 'read')} of blobs came from memory, "
+        f"with {size_text(cache.bytes)} of at most {size_text(cache.bytes_max)} in use"
     )
     return CommitLine("Cache", figure, means)
 
 
-def _took(found: Histogram) -> str:
-    half, most = (duration_text(found.quantile_s(share)) for share in (0.5, 0.99))
-    return f"{duration_text(found.mean_s)} on average, half in {half}, 99 % in {most} at most"
+def _took(histogram: Histogram) -> str:
+    half, most = (duration_text(histogram.quantile_s(share)) for share in (0.5, 0.99))
+    return f"{duration_text(histogram.mean_s)} on average, half within {half}, 99 % within {most}"

@@ -1,4 +1,4 @@
-"""Answers the addresses of contents: a page of rows, a value whole, live changes."""
+"""Responses with contents: a page of rows, one value in full, live changes."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -16,8 +16,8 @@ from aiopersist.data.updates.updates import Updates
 from aiopersist.shard.instant import now_for
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import Clock
-from aiopersist.web.contents import HOWS, WantedRows, chosen_columns
-from aiopersist.web.known import Known
+from aiopersist.web.cache import ClientCache
+from aiopersist.web.contents import HOWS, RowsQuery, chosen_columns
 from aiopersist.web.readable import Readable, readable, readable_stream, time_lengths
 from aiopersist.web.reads import read_rows
 from aiopersist.web.render import rendered
@@ -25,56 +25,56 @@ from aiopersist.web.rows import cells, columns_of, values, whole
 from aiopersist.web.streams import arrangement_of
 from aiopersist.web.words import frontier_text, time_text, visible
 
-LIVE_MAX = 50  # streams at once: each holds history, and listens
-LIVE_SEND_S = 30.0  # for an event: then its visitor takes nothing
-LIVE_ROWS = 100  # of an event; of the others it has the number
-LIVE_EVERY_S = 0.1  # so that a browser has time to draw: what comes meanwhile is in the next event
+LIVE_MAX = 50  # streams at once: each holds history and listens
+LIVE_SEND_S = 30.0  # to send an event: after this the visitor is taken for gone
+LIVE_ROWS = 100  # of an event; of more rows it has the number only
+LIVE_EVERY_S = 0.1  # so that a browser has time to draw; later updates are in the next event
 
 
-async def contents(request: Request, client: Client, known: Known) -> Response:
+async def contents(request: Request, client: Client, cache: ClientCache) -> Response:
     """A page of rows."""
-    query = request.query_params
-    shard = await known.shard_soon(client, query.get("name", ""))
-    state, times = shard.state, _times(shard, query.get("stream", ""))
+    params = request.query_params
+    shard = await cache.shard_soon(client, params.get("name", ""))
+    state, times = shard.state, _times(shard, params.get("stream", ""))
     scale = None if times is None else times.scale
-    wanted = WantedRows.of(query, scale, state.clock)
+    query = RowsQuery.of(params, scale, state.clock)
     values: dict[str, Any] = {
-        "name": wanted.name,
-        "wanted": wanted,
+        "name": query.name,
+        "query": query,
         "scale": scale,
         "state": state,
         "has_products": bool(time_lengths(state) - {None}),
-        "sealed": arrangement_of(shard, wanted.stream).seal if times is not None and wanted.stream else None,
+        "sealed": arrangement_of(shard, query.stream).seal if times is not None and query.stream else None,
         "hows": HOWS,
         "read": None,
         "chosen": (),
     }
     if times is not None:
-        now = await _now(client, wanted, times)
-        question = wanted.question(times, now)
-        read = await known.reads.of(client, shard.id, question)
-        values |= {"question": question, "read": read, "is_at_rest": wanted.is_at_rest(times, now)}
+        now = await _now(client, query, times)
+        question = query.question(times, now)
+        read = await cache.reads.of(client, shard.id, question)
+        values |= {"question": question, "read": read, "is_at_rest": query.is_at_rest(times, now)}
         if read.page is not None:
-            values["chosen"] = chosen_columns(read.page.columns, wanted.columns)
+            values["chosen"] = chosen_columns(read.page.columns, query.columns)
     return HTMLResponse(await client._stack.compute(rendered, "contents.html", values))
 
 
-async def value(request: Request, client: Client, known: Known) -> Response:
-    """A value whole, as text or as bytes: never as a page, whatever it has."""
-    query = request.query_params
-    shard = await known.shard(client, query.get("name", ""))
-    wanted, times = WantedRows.of(query, None, shard.state.clock), _times(shard, query.get("stream", ""))
+async def value(request: Request, client: Client, cache: ClientCache) -> Response:
+    """One value in full, as text or as bytes; never as HTML."""
+    params = request.query_params
+    shard = await cache.shard(client, params.get("name", ""))
+    query, times = RowsQuery.of(params, None, shard.state.clock), _times(shard, params.get("stream", ""))
     if times is None:
         raise NotReadable(None, shard.state.upper)
-    row, column = query.get("row", ""), query.get("of", "")
+    row, column = params.get("row", ""), params.get("of", "")
     number = int(row) if row.isascii() and row.isdigit() and len(row) < 6 else -1
-    question = wanted.question(times, await _now(client, wanted, times))
-    found = await read_rows(client, shard.id, question)
-    by_name = {known.name: known for known in columns_of(found.schema)}
-    if column not in by_name or not 0 <= number < found.table.num_rows:
-        text = f"row={shown(row)}, of={shown(column)}: the page has no such value"
+    question = query.question(times, await _now(client, query, times))
+    rows = await read_rows(client, shard.id, question)
+    by_name = {each.name: each for each in columns_of(rows.schema)}
+    if column not in by_name or not 0 <= number < rows.table.num_rows:
+        text = f"row={shown(row)}, of={shown(column)}: this page has no such value"
         raise InvalidUsage(UsageKind.INVALID_COLUMN, text)
-    data = await client._stack.compute(whole, values(found.table, by_name[column])[number])
+    data = await client._stack.compute(whole, values(rows.table, by_name[column])[number])
     if isinstance(data, str):
         return Response(data.encode("utf-8", "replace"), media_type="text/plain; charset=utf-8")
     headers = {"Content-Disposition": 'attachment; filename="value.bin"'}
@@ -82,46 +82,46 @@ async def value(request: Request, client: Client, known: Known) -> Response:
 
 
 def _times(shard: Shard, stream: str) -> Readable | None:
-    """The times that can be read; `None` where nothing was appended yet. `InvalidUsage` for an `Indexed`
-    without a stream of it, and for a stream of a shard."""
+    """The readable times; `None` if nothing was appended yet. `InvalidUsage` for an `Indexed` without the
+    name of a stream, and for a stream of a shard."""
     state = shard.state
     if stream or state.streams is not None:
         return readable_stream(arrangement_of(shard, stream))
     return readable(state)
 
 
-async def _now(client: Client, wanted: WantedRows, times: Readable) -> float:
-    """The clock, to be compared with the times that are wanted."""
+async def _now(client: Client, query: RowsQuery, times: Readable) -> float:
+    """The clock of the store, at least as new as the times in the address."""
     clock = client._stack.clock
-    written = wanted.times(times, await clock.now())
+    written = query.times(times, await clock.now())
     return await now_for(clock, max((time for time in written if isinstance(time, int)), default=0))
 
 
 # --- live --------------------------------------------------------------------------------------------------
 
 
-async def live(request: Request, client: Client, known: Known) -> Response:
-    """The updates that come from now on, as server-sent events. The stream ends with its visitor, and what it
-    holds, too."""
-    shard = await known.shard(client, request.query_params.get("name", ""))
+async def live(request: Request, client: Client, cache: ClientCache) -> Response:
+    """New updates as server-sent events. The stream and its hold end when the visitor leaves."""
+    shard = await cache.shard(client, request.query_params.get("name", ""))
     if shard.state.streams is not None:
-        text = f"{shard.label} has streams: Indexed.listen follows them"
+        text = f"{shard.label} is an Indexed: follow its streams with Indexed.listen"
         raise InvalidUsage(UsageKind.INVALID_NAME, text)
     if time_lengths(shard.state) - {None}:
-        raise InvalidUsage(UsageKind.INVALID_TIME, f"{shard.label} has product times: it has no live changes")
-    if known.live_streams >= LIVE_MAX:
-        raise HTTPException(503, f"{LIVE_MAX} visitors follow live changes: close one of their pages")
-    return _LiveStream(client, shard, known)
+        text = f"{shard.label} has product times: live changes need int times"
+        raise InvalidUsage(UsageKind.INVALID_TIME, text)
+    if cache.live_streams >= LIVE_MAX:
+        raise HTTPException(503, f"{LIVE_MAX} visitors already follow live changes: close one of their pages")
+    return _LiveStream(client, shard, cache)
 
 
 class _LiveStream(StreamingResponse):
-    """The events, as long as the visitor takes them."""
+    """The events, until the visitor stops taking them."""
 
-    def __init__(self, client: Client, shard: Shard, known: Known) -> None:
-        headers = {"X-Accel-Buffering": "no"}  # proxies hand events on as they come
+    def __init__(self, client: Client, shard: Shard, cache: ClientCache) -> None:
+        headers = {"X-Accel-Buffering": "no"}  # proxies pass on events at once
         self._events = _events(client, shard)
         super().__init__(self._events, media_type="text/event-stream", headers=headers)
-        self._known = known
+        self._cache = cache
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with anyio.CancelScope() as unless_stuck:
@@ -133,11 +133,11 @@ class _LiveStream(StreamingResponse):
                     unless_stuck.cancel()
                     await anyio.sleep_forever()
 
-            self._known.live_streams += 1
+            self._cache.live_streams += 1
             try:
                 await super().__call__(scope, receive, send_in_time)
             finally:
-                self._known.live_streams -= 1
+                self._cache.live_streams -= 1
                 with anyio.CancelScope(shield=True):
                     await self._events.aclose()
 
@@ -147,26 +147,26 @@ async def _events(client: Client, shard: Shard) -> AsyncGenerator[bytes, None]:
     try:
         async with client.reader(shard.id) as reader, reader.listen() as listen:
             yield _event({"upper": frontier_text(listen.frontier, clock), "rows": [], "more": 0})
-            async for found in listen:
-                if isinstance(found, Updates):
-                    yield await client._stack.compute(_updates_event, found, schema, clock)
+            async for step in listen:
+                if isinstance(step, Updates):
+                    yield await client._stack.compute(_updates_event, step, schema, clock)
                     await client._stack.runtime.sleep(LIVE_EVERY_S)
                 else:
-                    yield _event({"upper": frontier_text(found.upper, clock), "rows": [], "more": 0})
+                    yield _event({"upper": frontier_text(step.upper, clock), "rows": [], "more": 0})
     except Error as error:
         yield _event({"end": str(error)})
 
 
 def _updates_event(updates: Updates[Any, Any, Any], schema: Any, clock: Clock) -> bytes:
     table = updates.to_arrow()
-    some = table.slice(0, LIVE_ROWS)
-    times, diffs = (some.column(name).to_pylist() for name in ("time", "diff"))
+    shown_rows = table.slice(0, LIVE_ROWS)
+    times, diffs = (shown_rows.column(name).to_pylist() for name in ("time", "diff"))
     rows = [
         {"cells": [visible(cell.text) for cell in row], "time": time_text(time, clock), "diff": diff}
-        for row, time, diff in zip(cells(some, columns_of(schema)), times, diffs, strict=True)
+        for row, time, diff in zip(cells(shown_rows, columns_of(schema)), times, diffs, strict=True)
     ]
-    return _event({"rows": rows, "more": table.num_rows - some.num_rows})
+    return _event({"rows": rows, "more": table.num_rows - shown_rows.num_rows})
 
 
-def _event(said: dict[str, Any]) -> bytes:
-    return b"data: " + pydantic_core.to_json(said) + b"\n\n"
+def _event(message: dict[str, Any]) -> bytes:
+    return b"data: " + pydantic_core.to_json(message) + b"\n\n"

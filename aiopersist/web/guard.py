@@ -1,16 +1,16 @@
-"""What stands before every page: who may see it, and what a browser may do with it.
+"""Protects every page: who may see it, and what a browser may do with it.
 
-- *Headers*: nothing is loaded from other hosts, no script or style stands in a page, no other site frames it.
-- *A token*, if there is one: a visit with `?token=` in its address sets a cookie and goes on without it in
-  the address; programs send it as `Authorization: Bearer`. Tokens are compared in constant time.
-- *The name of the host*, on a loopback address: a web site whose name was made to point here would otherwise
-  be the same origin as these pages, and could read them (DNS rebinding).
-- *A secret of the form*: a page that changes something gives the browser a cookie, and its form has what a
-  key of the location makes of that cookie. Other sites cannot read it, and who plants a cookie of his own, as
-  a page of another port can, does not know what belongs to it.
-- *The origin of a form*: where the browser tells it, by `Sec-Fetch-Site` or by `Origin`, it is these pages.
+- *Headers*: pages load nothing from other hosts, contain no inline script or style, and cannot be framed.
+- *A token*, if there is one. A visit with `?token=` in the address sets a cookie and redirects to the address
+  without it; programs send `Authorization: Bearer`. Tokens are compared in constant time.
+- *The name of the host*, on a loopback address. Otherwise another site could let its name point here, become
+  the same origin as these pages, and read them (DNS rebinding).
+- *The secret of a form*. The page gives the browser a cookie, and its form contains an HMAC of that cookie
+  with a key of the location. Other sites cannot read it. Another site may plant a cookie, as a page on
+  another port can, but cannot compute the HMAC.
+- *The origin of a form*: if the browser sends `Sec-Fetch-Site` or `Origin`, it must name these pages.
 
-Each is an ASGI application around another one, so that streams pass through them as they are.
+Each protection is an ASGI application around another one, so streams pass through.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ COOKIE_S = 12 * 3600
 
 
 class WithHeaders:
-    """Adds the headers to every response; what a page says itself stays. Pages are not kept by caches."""
+    """Adds the headers to every response, unless the page sets them itself. Caches do not store pages."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -61,7 +61,7 @@ class WithHeaders:
 
 
 class HostCheck:
-    """Refuses requests whose `Host` is none of `names`, whatever its port."""
+    """Refuses requests whose `Host` is none of `names`, on any port."""
 
     def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
         self._app = app
@@ -70,7 +70,7 @@ class HostCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and host_name(Headers(scope=scope).get("host", "")) not in self._names:
             names = ", ".join(sorted(self._names))
-            refusal = PlainTextResponse(f"This server answers to the names {names} alone.\n", 421)
+            refusal = PlainTextResponse(f"This server answers only to the names {names}.\n", 421)
             await refusal(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -84,45 +84,45 @@ def host_name(host: str) -> str:
 
 
 class TokenGate:
-    """Lets those pass who know the token."""
+    """Passes on requests with the token."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
         self._token = token
         digest = hashlib.sha256(b"aiopersist inspector\0" + token.encode()).hexdigest()
-        # Cookies do not know ports: each server of a host has a name of its own.
+        # Cookies ignore ports, so each server of a host needs its own name.
         self._name, self._value = f"aiopersist_{digest[:8]}", digest[8:]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._is_known(scope):
+        if scope["type"] != "http" or self._has_token(scope):
             await self._app(scope, receive, send)
         else:
             await self._answer(scope)(scope, receive, send)
 
-    def _is_known(self, scope: Scope) -> bool:
+    def _has_token(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and same(given.strip(), self._token):
+        kind, _, credentials = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and same(credentials.strip(), self._token):
             return True
         return same(_cookie(headers, self._name), self._value)
 
     def _answer(self, scope: Scope) -> Response:
         pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         if not any(name == "token" and same(value, self._token) for name, value in pairs):
-            return PlainTextResponse("Open the address with ?token=... that the server printed.\n", 401)
+            return PlainTextResponse("Open the address that the server printed, with ?token=...\n", 401)
         rest = urlencode([(name, value) for name, value in pairs if name != "token"])
         path = "./" + quote(scope["path"].rpartition("/")[2], errors="replace")
         response = Response(status_code=303, headers={"Location": path + ("?" + rest if rest else "")})
         return _with_cookie(response, scope, self._name, self._value)
 
 
-def same(given: str, wanted: str) -> bool:
-    """Whether both are the same, in a time that does not tell how much of them is."""
-    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), wanted.encode())
+def same(candidate: str, secret: str) -> bool:
+    """Whether both are equal, in constant time."""
+    return hmac.compare_digest(candidate.encode("utf-8", "surrogateescape"), secret.encode())
 
 
 def _with_cookie(response: Response, scope: Scope, name: str, value: str) -> Response:
-    """The response, which lets the browser keep the cookie, for these pages alone."""
+    """The response; it sets the cookie, for these pages only."""
     response.set_cookie(
         name,
         value,
@@ -139,7 +139,7 @@ def _cookie(headers: Headers, name: str) -> str:
     cookies: SimpleCookie = SimpleCookie()
     try:
         cookies.load(headers.get("cookie", ""))
-    except ValueError:  # of other servers of the host
+    except ValueError:  # another server of the host set it
         return ""
     return cookies[name].value if name in cookies else ""
 
@@ -148,29 +148,29 @@ def _cookie(headers: Headers, name: str) -> str:
 
 
 def form_cookie(request: Request) -> str:
-    """What the cookie of this browser says; something new for its first form."""
+    """The cookie of this browser; a new value for its first form."""
     return request.cookies.get(FORM_COOKIE) or SYSTEM.token()
 
 
 def form_secret(key: bytes, cookie: str) -> str:
-    """What the forms of a browser with that cookie have."""
+    """The secret in the forms of a browser with this cookie."""
     return hmac.digest(key, cookie.encode("utf-8", "surrogateescape"), hashlib.sha256).hex()
 
 
 def with_form_cookie(response: Response, request: Request, cookie: str) -> Response:
-    """The response, which lets the browser keep the cookie."""
+    """The response; it sets the cookie."""
     return _with_cookie(response, request.scope, FORM_COOKIE, cookie)
 
 
-def is_own_form(request: Request, given: str, key: bytes) -> bool:
-    """Whether a form that came was made by these pages, for this browser."""
+def is_own_form(request: Request, secret: str, key: bytes) -> bool:
+    """Whether these pages made the form, for this browser."""
     cookie = request.cookies.get(FORM_COOKIE, "")
-    return bool(cookie) and same(given, form_secret(key, cookie)) and is_of_these_pages(request)
+    return bool(cookie) and same(secret, form_secret(key, cookie)) and is_of_these_pages(request)
 
 
 def is_of_these_pages(request: Request) -> bool:
-    """Whether the browser says that a form lies on these pages, or says nothing. `Sec-Fetch-Site` comes
-    first: no page can set it, and a proxy may have changed `Host`. Browsers leave it out on plain HTTP."""
+    """Whether the browser says that the form is on these pages, or says nothing. `Sec-Fetch-Site` is checked
+    first: no page can set it, and a proxy may change `Host`. Browsers leave it out on plain HTTP."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site in ("same-origin", "none")

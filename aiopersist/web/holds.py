@@ -1,35 +1,35 @@
-"""What keeps the history of a shard, and its old versions: whose it is, and what ends it. Pure."""
+"""Holds on the history and the old versions of a shard: their owners, and what ends them. Pure."""
 
 from typing import NamedTuple
 
-from aiopersist.maintenance.inspect import HoldView, ShardView, keeper, signature
+from aiopersist.maintenance.inspect import HoldView, Keeper, ShardView, signature
 from aiopersist.state.model import Retention
 from aiopersist.web.words import counted, duration_text, frontier_text, short_id
 
 HOLDS_SHOWN = 100
-NAMED = 3  # holds that a sentence names: the table has all
+NAMED = 3  # holds named in a sentence; the table lists all
 
 ENDS = {
-    "reader": "with its snapshots, feeds and listens, or with its process",
-    "named": "when its owner moves or closes it, or its lease runs out",
-    "critical": "never by itself: critical_since and release end it",
-    "subscription": "as it acknowledges, or by aiopersist forget",
-    "retention": "never: it moves with time, as aiopersist retain says",
+    "reader": "when its snapshots, feeds and listens are closed, or its process ends",
+    "named": "when its owner moves or closes it, or its lease expires",
+    "critical": "only by critical_since or aiopersist release",
+    "subscription": "moves with acknowledgements; ends by aiopersist forget",
+    "retention": "moves with time; aiopersist retain changes it",
 }
 
 
 class HoldLine(NamedTuple):
-    """A hold, whose it is, and what ends it."""
+    """A hold, its owner, and what ends it."""
 
     hold: HoldView
     name: str
     owner: str
-    """The client and the process that have it; empty if none does, or none is known."""
+    """The client and the process, as `name/host:pid`; empty if unknown."""
     ends: str
 
 
 def hold_lines(view: ShardView) -> list[HoldLine]:
-    """Those that keep since back first."""
+    """The holds; those that keep since back come first."""
     lines = []
     for hold in view.holds[:HOLDS_SHOWN]:
         name = "" if hold.kind == "retention" else short_id(hold.id)
@@ -38,36 +38,37 @@ def hold_lines(view: ShardView) -> list[HoldLine]:
 
 
 def history_text(view: ShardView) -> str:
-    """Which holds keep since where it is, and who owns them; what maintenance keeps."""
+    """Which holds keep since back, and their owners; without any, how since moves."""
     since, pins = frontier_text(view.since, view.clock), [hold for hold in view.holds if hold.pins]
     holders = [hold for hold in pins if hold.kind != "retention"]
     if holders:
         named = [_named(hold) for hold in holders[:NAMED]]
         named += [counted(len(holders) - NAMED, "other hold")] if len(holders) > NAMED else []
-        return f"Since stays at {since} as long as it is held there, by {_and(named)}."
+        return f"Since stays at {since} because of {_and(named)}."
     if pins:
-        return f"No hold keeps since back. It is at {since}, where retention has it."
+        return f"No hold keeps since back. Retention has moved it to {since}."
     if view.retention is None:
-        return "No hold keeps since back, and nothing moves it: without a retention all history stays."
-    return f"No hold keeps since back. It is at {since}; maintenance moves it as retention says."
+        return "No hold keeps since back, and nothing moves it: without retention all history stays."
+    return f"No hold keeps since back. It is at {since}; retention moves it."
 
 
 def retention_text(policy: Retention | None) -> str:
-    """What a policy keeps."""
+    """The history that a retention policy keeps."""
     if policy is None:
         return "all history"
-    return duration_text(policy.seconds) if policy.seconds is not None else counted(policy.times or 0, "time")
+    if policy.seconds is not None:
+        return f"the last {duration_text(policy.seconds)}"
+    return f"the last {counted(policy.times or 0, 'time')}"
 
 
-def versions_text(view: ShardView) -> str:
-    """Who keeps old versions and the blobs of replaced parts; empty if nobody does."""
-    found = keeper(view)
-    if found is None:
+def keeper_text(keeper: Keeper | None, before: str = "") -> str:
+    """Who keeps old versions and their blobs, with a text before it; empty if nobody does."""
+    if keeper is None:
         return ""
-    whose = f"Reader {short_id(found.reader)} of {signature(found.reader) or 'an unknown process'}"
-    left = found.lease_left_s
-    until = f"its lease ends in {duration_text(left)} unless renewed" if left >= 0 else "its lease is over"
-    return f"{whose} keeps the last {found.versions:,}, and the parts that were replaced since; {until}."
+    owner = f"reader {short_id(keeper.reader)} of {signature(keeper.reader) or 'an unknown process'}"
+    rest = round(keeper.lease_left_s)
+    until = f"its lease ends in {duration_text(rest)} unless renewed" if rest >= 0 else "its lease is over"
+    return f"{before}{owner} keeps the last {keeper.versions:,} with their blobs; {until}"
 
 
 def _named(hold: HoldView) -> str:

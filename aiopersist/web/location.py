@@ -1,4 +1,4 @@
-"""The page of a location: which of its shards are shown, in which order. Pure, but for the reading."""
+"""The page of a location: its shards, searched, sorted and paged. Pure, except `location_page`."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -32,41 +32,39 @@ SORTS: dict[Sort, str] = {
 }
 
 
-class WantedList(NamedTuple):
-    """What a page of a location shows."""
+class ListQuery(NamedTuple):
+    """The search, the order and the page number in the address."""
 
     search: str = ""
     sort: Sort = "name"
     page: int = 1
 
     @classmethod
-    def of(cls, query: QueryParams) -> "WantedList":
-        """From the address; `InvalidUsage` names the value at fault."""
-        sort, page = query.get("sort", "name"), query.get("page", "1")
+    def of(cls, params: QueryParams) -> "ListQuery":
+        """From the address; `InvalidUsage` names the wrong value."""
+        sort, page = params.get("sort", "name"), params.get("page", "1")
         if sort not in SORTS:
             raise InvalidUsage(UsageKind.INVALID_COLUMN, f"sort={shown(sort)}: one of {', '.join(SORTS)}")
         if not re.fullmatch("[1-9][0-9]{0,8}", page):
             raise InvalidUsage(UsageKind.INVALID_COLUMN, f"page={shown(page)}: a number from 1 on")
-        return cls(query.get("q", ""), sort, int(page))
+        return cls(params.get("q", ""), sort, int(page))
 
 
 class ListedShard(NamedTuple):
-    """A shard in the list; `summary` is `None` until it was read."""
+    """A shard in the list; `summary` is `None` until it is read."""
 
     name: str
     shard: ShardId
     summary: ShardSummary | None
     rate: Speed | None
     growth: float | None
-    """Bytes in a second; `None` if it was not watched for long enough."""
+    """Bytes in a second; `None` before there are enough data."""
 
 
 class Listed(NamedTuple):
     """A page of the list."""
 
     lines: tuple[ListedShard, ...]
-    found: int
-    """How many shards the search found."""
     page: int
     pages: int
 
@@ -78,27 +76,27 @@ def listed(
     names: list[tuple[str, ShardId]],
     summaries: Mapping[str, ShardSummary],
     rate: SpeedOf,
-    wanted: WantedList,
+    query: ListQuery,
     now: float,
 ) -> Listed:
-    """The page that is wanted, or the last one. Shards that were not read yet come last, unless by name."""
-    search = wanted.search.casefold()
-    found = [pair for pair in names if search in pair[0].casefold() or wanted.search == pair[1]]
-    if wanted.sort != "name":
-        figure = _figures(wanted.sort, summaries, rate, now)
-        found.sort(key=lambda pair: -figure(pair[1]))
-    pages = max(-(-len(found) // PAGE_ROWS), 1)
-    page = min(wanted.page, pages)
+    """The requested page, or the last one. Unless sorted by name, shards not read yet come last."""
+    search = query.search.casefold()
+    matches = [pair for pair in names if search in pair[0].casefold() or query.search == pair[1]]
+    if query.sort != "name":
+        figure = _figures(query.sort, summaries, rate, now)
+        matches.sort(key=lambda pair: -figure(pair[1]))
+    pages = max(-(-len(matches) // PAGE_ROWS), 1)
+    page = min(query.page, pages)
     lines: list[ListedShard] = []
-    for name, shard in found[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]:
+    for name, shard in matches[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]:
         summary, speed = summaries.get(shard), rate(shard)
         grown = None if summary is None else growth(summary, speed, now)
         lines.append(ListedShard(name, shard, summary, speed, grown))
-    return Listed(tuple(lines), len(found), page, pages)
+    return Listed(tuple(lines), page, pages)
 
 
 def growth(summary: ShardSummary, speed: Speed | None, now: float) -> float | None:
-    """Bytes in a second: on a wall clock by the newest batches, on other clocks as it was watched."""
+    """Bytes in a second: on a wall clock from the newest batches, on other clocks from the census."""
     if summary.written_at is not None and now - summary.written_at > GROWTH_S:
         return 0.0
     if summary.clock is Clock.WALL:
@@ -109,7 +107,7 @@ def growth(summary: ShardSummary, speed: Speed | None, now: float) -> float | No
 def _figures(
     sort: Sort, summaries: Mapping[str, ShardSummary], rate: SpeedOf, now: float
 ) -> Callable[[str], float]:
-    """The figure of a shard by which it is sorted, the greatest first; the least if there is none."""
+    """The figure that a shard is sorted by, the greatest first; minus infinity if it has none."""
     chosen: dict[str, Callable[[ShardSummary], float | None]] = {
         "bytes": lambda s: s.bytes,
         "updates": lambda s: s.updates,
@@ -128,23 +126,22 @@ def _figures(
     return figure
 
 
-async def location_page(client: Client, census: Census, wanted: WantedList) -> dict[str, Any]:
-    """What the template shows. The names come from the census, and so do the summaries, as far as they were
-    read."""
+async def location_page(client: Client, census: Census, query: ListQuery) -> dict[str, Any]:
+    """The values of the template. Names and summaries come from the census."""
     await census.look()
     now = await client._stack.consensus.now()
-    page = listed(census.names, census.summaries, census.rate, wanted, now)
+    page = listed(census.names, census.summaries, census.rate, query, now)
     if any(line.summary is None for line in page.lines):
         await census.read([line.shard for line in page.lines])
-        page = listed(census.names, census.summaries, census.rate, wanted, now)
+        page = listed(census.names, census.summaries, census.rate, query, now)
     metrics = client.metrics()
     return {
-        "wanted": wanted,
+        "query": query,
         "sorts": SORTS,
         "listed": page,
         "totals": census.totals,
         "shards": len(census.names),
-        "known": len(census.summaries),
+        "read": len(census.summaries),
         "named": census.named,
         "problem": census.problem,
         "metrics": metrics,
@@ -163,13 +160,13 @@ class StoreRequests(NamedTuple):
 
     @property
     def seconds(self) -> tuple[float, float, float]:
-        """The mean; what half of them took at most, and 99 of 100."""
-        found = self.done.duration
-        return found.mean_s, found.quantile_s(0.5), found.quantile_s(0.99)
+        """The mean, the median and the 99th percentile."""
+        duration = self.done.duration
+        return duration.mean_s, duration.quantile_s(0.5), duration.quantile_s(0.99)
 
 
 def stores(metrics: MetricsView) -> list[StoreRequests]:
-    """The requests of this client to both stores; of each those first that took the longest together."""
+    """The requests of this client by store; those with the most time in all come first."""
     named = ((op.partition("."), done) for op, done in metrics.requests.items() if done.count)
-    found = [StoreRequests(store, request, done) for (store, _, request), done in named]
-    return sorted(found, key=lambda requests: (requests.store, -requests.done.duration.seconds))
+    requests = [StoreRequests(store, request, done) for (store, _, request), done in named]
+    return sorted(requests, key=lambda each: (each.store, -each.done.duration.seconds))

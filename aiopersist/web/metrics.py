@@ -1,7 +1,7 @@
 """`GET /metrics` for Prometheus: the metrics of the clients of this process, in its text format.
 
-A scrape reads the views of now, so there is nothing to register, to reset or to forget. Each metric has the
-label `client`: the name of the client among those of the process.
+A scrape reads the current values, so nothing has to be registered or reset. Each metric has the label
+`client`, the name of the client in the process.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -38,32 +38,31 @@ def metrics_router(
 ) -> "APIRouter":
     """A router of FastAPI with `GET /metrics` for Prometheus: `app.include_router(metrics_router(client))`.
 
-    `clients`: one, several, or a function that gives them for a request, for clients that are opened after
-    the application was made: `metrics_router(lambda request: request.app.state.client)`. The names of the
-    clients (`settings.client_name`) tell them apart. The route is no part of the API's schema. Whoever
-    reaches it sees counts, but no names of shards, no keys and no locations."""
+    `clients`: one, several, or a function that returns them for a request, for clients that are opened after
+    the application is created: `metrics_router(lambda request: request.app.state.client)`. Their metrics
+    differ in the name of the client (`settings.client_name`). The route is not in the API's schema. Its
+    readers see counts, but no names of shards, keys or locations."""
     from fastapi import APIRouter, Request, Response
 
     router = APIRouter()
 
     async def metrics(request: Request) -> Response:
-        found = clients(request) if callable(clients) and not isinstance(clients, Client) else clients
-        given = (found,) if isinstance(found, Client) else tuple(found)
-        return Response(metrics_text(*given), media_type=CONTENT_TYPE)
+        open_clients = clients(request) if callable(clients) and not isinstance(clients, Client) else clients
+        several = (open_clients,) if isinstance(open_clients, Client) else tuple(open_clients)
+        return Response(metrics_text(*several), media_type=CONTENT_TYPE)
 
     router.add_api_route(path, metrics, methods=["GET"], include_in_schema=False)
     return router
 
 
 class ClientCollector(Collector):
-    """A collector for a registry of `prometheus_client` that has other metrics, too. It keeps the clients
-    alive."""
+    """A collector for a registry of `prometheus_client` with other metrics. It keeps the clients alive."""
 
     def __init__(self, *clients: Client) -> None:
         self._clients = clients
 
     def collect(self) -> Iterator[Metric]:
-        """One family for each instrument, with a sample for each client."""
+        """One family per instrument, with a sample per client."""
         views = [client.metrics() for client in self._clients]
         for durations in DURATIONS:
             yield _histograms(durations, views)
@@ -107,8 +106,8 @@ def _values(view: MetricsView, value: str) -> list[str]:
 
 
 def _cumulated(histogram: Histogram) -> list[tuple[str, float]]:
-    seen, found = 0, []
+    total, pairs = 0, []
     for bound, count in zip(_BOUNDS, histogram.buckets):
-        seen += count
-        found.append((bound, float(seen)))
-    return found
+        total += count
+        pairs.append((bound, float(total)))
+    return pairs

@@ -1,16 +1,15 @@
-"""The picture of a shard, planned as a value: where each box, mark and tick lies. Pure; a template draws it.
+"""The picture of a shard as a value: the places of boxes, marks and ticks. Pure; a template draws it.
 
-Time runs to the right. A batch is a box: as wide as its interval, and as high as the logarithm of its rows.
-It lies in the lane of its level in the spine, so the newest and smallest batches step down to the right.
-Batches that are narrower than a pixel are drawn as one box with their neighbours, so the picture of a
-thousand batches has no more boxes than pixels, and each of them can be seen.
+Time runs to the right. A batch is a box: its width is its interval, its height the logarithm of its rows. It
+lies in the lane of its level in the spine, so the newest and smallest batches step down to the right. Batches
+narrower than a pixel share a box with their neighbours, so every box can be seen.
 
-The first batch begins at the least time, which on a wall clock is 1970, and since may lie as far back. Where
-the times before the end of the first batch would take most of the picture, it begins shortly before that end:
-there the first box is cut off, the ruler has a break, and marks with an arrow say what lies before it.
+The first batch begins at the least time, on a wall clock 1970, and since may be as old. If the times before
+the end of the first batch would take most of the picture, the picture begins shortly before that end: it cuts
+the first box, breaks the ruler, and points with arrows to earlier marks.
 
-Times that are tuples have no one direction. Then batches have the same width, in their order, and a frontier
-lies behind the batches that it has passed.
+Product times have no single direction. Then batches have the same width, in their order, and a frontier lies
+after the batches that it has passed.
 """
 
 from bisect import bisect_right
@@ -29,10 +28,10 @@ GUTTER = 104.0  # on the left, for the names of levels
 EDGE = 8.0  # on the right
 LANES_HEIGHT = 260.0  # of all lanes together, as far as the bounds of each allow
 LANE_MIN, LANE_MAX = 20.0, 64.0
-BOX_MIN = 3.0  # so high is a batch without rows
+BOX_MIN = 3.0  # the height of a batch without rows
 NARROW = 1.0  # pixels: a narrower box is drawn with its neighbours
 MARGIN = 0.04  # of the span, before the first frontier
-STRETCH = 3  # times as wide as all other batches: then the first one is cut off
+STRETCH = 3  # the first batch is cut if it is this many times as wide as all others
 RULER = 24.0  # the height of the ruler with its numbers
 MARK_ROW = 17.0  # the height of a row of labels
 MARK_ROWS_MAX = 6
@@ -41,7 +40,7 @@ LETTER = 6.6  # the width of a letter of a label, about
 
 
 class Axis(NamedTuple):
-    """Which times the picture shows; `bounds` are those of batches, where times are no ints."""
+    """The times in the picture. `bounds` are those of batches; only for times that are no ints."""
 
     start: float
     end: float
@@ -50,17 +49,17 @@ class Axis(NamedTuple):
     """Whether earlier times are left out."""
 
     def at(self, frontier: Antichain) -> float:
-        """How far to the right a frontier lies, within the picture."""
+        """The horizontal place of a frontier, within the picture."""
         share = (self._value(frontier) - self.start) / (self.end - self.start)
         return GUTTER + (WIDTH - GUTTER - EDGE) * min(max(share, 0.0), 1.0)
 
     def beyond(self, frontier: Antichain) -> str:
-        """A sign before the name of a frontier that lies to the left or to the right of the picture."""
+        """An arrow for a frontier to the left or to the right of the picture."""
         value = self._value(frontier)
         return "← " if value < self.start else "→ " if value > self.end else ""
 
     def shows(self, batch: BatchView) -> bool:
-        """Whether any of the batch lies within."""
+        """Whether the picture shows a part of the batch."""
         return self._value(batch.lower) < self.end and self._value(batch.upper) > self.start
 
     def _value(self, frontier: Antichain) -> float:
@@ -71,7 +70,7 @@ class Axis(NamedTuple):
 
 
 class Box(NamedTuple):
-    """A batch, or neighbours that are too narrow to be seen."""
+    """A batch, or neighbours that are narrower than a pixel."""
 
     x: float
     y: float
@@ -83,7 +82,7 @@ class Box(NamedTuple):
     batches: int
     rows: int
     is_claimed: bool
-    """Whether a compaction of it is under way."""
+    """Whether a compaction of it is running."""
     title: str
 
 
@@ -105,9 +104,9 @@ class RulerMark(NamedTuple):
     label: str
     title: str
     row: int | None
-    """The row of its label; `None` where there is no room for it."""
+    """The row of its label; `None` without room for it."""
     to_left: bool
-    """Whether the label lies to the left of it."""
+    """Whether the label is on the left side of it."""
 
 
 class Picture(NamedTuple):
@@ -116,23 +115,23 @@ class Picture(NamedTuple):
     width: float
     height: float
     gutter: float
-    """Where the times begin; names of levels lie before it."""
+    """Where the times begin, to the right of the names of levels."""
     ruler_y: float
     lanes: tuple[Lane, ...]
     boxes: tuple[Box, ...]
     marks: tuple[RulerMark, ...]
     ticks: tuple[Tick, ...]
     start: int | None
-    """The first time that it shows; `None` where times are no ints."""
+    """The first time in the picture; `None` if times are no ints."""
     end: int | None
     is_cut: bool
-    """Whether earlier times are left out: the ruler has a break at its begin."""
+    """Whether earlier times are left out: the ruler begins with a break."""
     summary: str
-    """What it shows, in words."""
+    """The picture in words."""
 
 
 def picture(view: ShardView, window: tuple[int, int] | None = None) -> Picture:
-    """The picture of a shard; of the times from the first to before the second of `window` alone."""
+    """The picture of a shard; with `window`, from its first time to before its second."""
     axis = _axis(view, window)
     levels = _levels(view)
     lanes = _lanes(view, levels)
@@ -191,8 +190,8 @@ def _levels(view: ShardView) -> dict[int, int]:
     firsts = [first for first, _ in spines]
     if not spines:
         return dict.fromkeys((batch.ordinal for batch in view.batches), 0)
-    found = ((batch.ordinal, max(bisect_right(firsts, batch.ordinal) - 1, 0)) for batch in view.batches)
-    return {ordinal: spines[number][1] for ordinal, number in found}
+    numbered = ((batch.ordinal, max(bisect_right(firsts, batch.ordinal) - 1, 0)) for batch in view.batches)
+    return {ordinal: spines[number][1] for ordinal, number in numbered}
 
 
 def _lanes(view: ShardView, levels: dict[int, int]) -> list[Lane]:
@@ -233,7 +232,7 @@ def _boxes(
 
 
 def _groups(batches: Sequence[BatchView], axis: Axis) -> Iterator[list[BatchView]]:
-    """The batches of a lane, those together that are too narrow, until they are a pixel."""
+    """The batches of a lane; narrow neighbours form groups of about a pixel."""
     group: list[BatchView] = []
     for batch in batches:
         narrow = axis.at(batch.upper) - axis.at(batch.lower) < NARROW
@@ -253,11 +252,11 @@ def _groups(batches: Sequence[BatchView], axis: Axis) -> Iterator[list[BatchView
 
 def _title(group: Sequence[BatchView], clock: Clock) -> str:
     first, last = group[0], group[-1]
-    what = f"batch {first.ordinal}" if first is last else counted(len(group), "batch")
+    name = f"batch {first.ordinal}" if first is last else counted(len(group), "batch")
     size = sum(batch.blob_bytes + batch.inline_bytes for batch in group)
     rows = counted(sum(batch.len for batch in group), "update")
     times = f"{frontier_text(first.lower, clock)} to {frontier_text(last.upper, clock)}"
-    return f"{what}: {rows}, {size_text(size)}, {times}"
+    return f"{name}: {rows}, {size_text(size)}, {times}"
 
 
 def _ticks(axis: Axis, clock: Clock) -> Iterator[Tick]:
@@ -269,7 +268,7 @@ def _ticks(axis: Axis, clock: Clock) -> Iterator[Tick]:
 
 
 def _marks(view: ShardView) -> Iterator[tuple[str, str, Antichain, Clock]]:
-    """TableSchema, label and frontier of each mark, the most important first."""
+    """Kind, label, frontier and clock of each mark, the most important first."""
     yield "since", "since", view.since, view.clock
     yield "upper", "upper", view.upper, view.clock
     for name, consumer in view.subscriptions.items():
@@ -285,20 +284,20 @@ def _hold_label(hold: HoldView) -> str:
 
 
 def _label(arrow: str, label: str, frontier: Antichain, clock: Clock, members: int) -> str:
-    """The name of a frontier, and of how many others at the same place; beyond the picture its time, too."""
+    """The name of a frontier and the number of others at its place; outside the picture also its time."""
     name = label if members == 1 else f"{label} +{members - 1}"
     name = name if len(name) <= LABEL_CHARS else f"{name[: LABEL_CHARS - 1]}…"
     return f"{arrow}{name}, at {frontier_text(frontier, clock)}" if arrow else name
 
 
 def _placed(marks: Iterable[tuple[str, str, Antichain, Clock]], axis: Axis) -> list[RulerMark]:
-    """The marks, of each kind one at a pixel, with labels in rows so that none covers another."""
-    found: dict[tuple[str, int], list[tuple[str, Antichain, Clock]]] = {}
+    """The marks, one per kind and pixel; labels are in rows, so that none covers another."""
+    groups: dict[tuple[str, int], list[tuple[str, Antichain, Clock]]] = {}
     for kind, label, frontier, clock in marks:
-        found.setdefault((kind, round(axis.at(frontier))), []).append((label, frontier, clock))
-    taken: list[list[tuple[float, float]]] = [[] for _ in range(MARK_ROWS_MAX)]
+        groups.setdefault((kind, round(axis.at(frontier))), []).append((label, frontier, clock))
+    spans: list[list[tuple[float, float]]] = [[] for _ in range(MARK_ROWS_MAX)]
     placed = []
-    for (kind, _), members in found.items():
+    for (kind, _), members in groups.items():
         label, frontier, clock = members[0]
         x = axis.at(frontier)
         text = _label(axis.beyond(frontier), label, frontier, clock, len(members))
@@ -306,10 +305,10 @@ def _placed(marks: Iterable[tuple[str, str, Antichain, Clock]], axis: Axis) -> l
         width = LETTER * len(text) + 12
         span = (x - width, x) if to_left else (x, x + width)
         row = next(
-            (n for n, row in enumerate(taken) if all(b < span[0] or span[1] < a for a, b in row)), None
+            (n for n, row in enumerate(spans) if all(b < span[0] or span[1] < a for a, b in row)), None
         )
         if row is not None:
-            taken[row].append(span)
+            spans[row].append(span)
         title = "; ".join(f"{name} at {frontier_text(f, c)}" for name, f, c in members[:20])
         placed.append(RulerMark(round(x, 2), kind, text, f"{kind}: {title}", row, to_left))
     return placed

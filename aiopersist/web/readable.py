@@ -1,4 +1,4 @@
-"""Which times of a shard, or of a stream, can be read, and how people write them. Pure."""
+"""The readable times of a shard or a stream, and how people write times. Pure."""
 
 import re
 from contextlib import suppress
@@ -18,14 +18,14 @@ STREAM_CLOCK = Clock.LOGICAL
 
 
 class Scale(NamedTuple):
-    """The times that a slider chooses from: from the first to the last readable one, at equal distances."""
+    """The times on a slider: from the first to the last readable one, at equal distances."""
 
     first: int
     last: int
 
     @property
     def steps(self) -> int:
-        """The number of the last position; that of the first is 0."""
+        """The number of the last position; the first is 0."""
         return min(self.last - self.first, STEPS)
 
     def time(self, step: int) -> int:
@@ -33,13 +33,13 @@ class Scale(NamedTuple):
         return self.first + (self.last - self.first) * min(max(step, 0), self.steps) // max(self.steps, 1)
 
     def step(self, time: int) -> int:
-        """The position that is nearest at or after a time."""
+        """The first position at or after a time."""
         span = max(self.last - self.first, 1)
         return min(max(ceil((time - self.first) * self.steps / span), 0), self.steps)
 
 
 class Readable(NamedTuple):
-    """The times at which contents can be read: from since on, and not beyond the upper."""
+    """The times at which contents can be read: at or after since, and before the upper."""
 
     since: Antichain
     upper: Antichain
@@ -47,11 +47,11 @@ class Readable(NamedTuple):
     scale: Scale | None
     """The slider; `None` where times are tuples."""
     late: Time
-    """What is shown unless another time is asked for: the newest; of tuples one that is late."""
+    """The time that is shown by default: the newest one; of tuples a late one."""
 
 
 def readable(state: State) -> Readable | None:
-    """Of a shard; `None` where nothing can be read yet."""
+    """The readable times of a shard; `None` if nothing can be read yet."""
     scale = _scale(state)
     late = _late(state) if scale is None else scale.last
     if late is None or any(state.upper == minimum(length) for length in time_lengths(state)):
@@ -60,8 +60,8 @@ def readable(state: State) -> Readable | None:
 
 
 def readable_stream(arrangement: Arrangement) -> Readable:
-    """Of a stream: from its since to the newest time that it has, or that is sealed. Its upper is the empty
-    frontier, since it takes updates at any time that is not sealed: what they are by now can be read."""
+    """The readable times of a stream: from its since to the newest time that has updates or is sealed. Its
+    upper is the empty frontier: times that are not sealed can be read, too, with the updates so far."""
     times = [batch.time_greatest for batch in arrangement.unsealed.values()]
     last = max([*times, arrangement.seal - 1, arrangement.since])
     scale = Scale(arrangement.since, last)
@@ -74,8 +74,8 @@ def time_lengths(state: State) -> set[int | None]:
 
 
 def _scale(state: State) -> Scale | None:
-    """The slider of a shard; `None` where there is nothing to choose. On a wall clock it begins no earlier
-    than what is known of the first append, since the least time is 1970."""
+    """The slider of a shard; `None` if there is nothing to choose. On a wall clock it begins at the end of
+    the oldest batch if since is 1970."""
     since, upper = state.since, state.upper
     if upper == minimum(None) or not _is_int(since) or not (_is_int(upper) or not upper.elements):
         return None
@@ -92,8 +92,7 @@ def _is_int(frontier: Antichain) -> bool:
 
 
 def _late(state: State) -> Time | None:
-    """A product time that can be read: just before the upper in each of its numbers, or else since; `None` if
-    there is none."""
+    """A readable product time: just before the upper in each number, or else since; or `None`."""
     ends = [batch.upper for batch in state.batches.values()]
     elements = state.upper.elements or tuple(time for end in ends for time in end.elements)
     tuples = [time for time in elements if isinstance(time, tuple)]
@@ -104,9 +103,9 @@ def _late(state: State) -> Time | None:
     return None
 
 
-def time_given(text: str, readable: Readable, now: float) -> Time:
-    """The time that people write: an int, ints with commas between them, or on a wall clock an instant, in
-    UTC unless it says another zone, or how long ago. `InvalidUsage` for others."""
+def parse_time(text: str, readable: Readable, now: float) -> Time:
+    """The time in a text: an int, ints with commas between them, or on a wall clock an instant (in UTC unless
+    it has a zone) or `now-5min`. Otherwise `InvalidUsage`."""
     numbers = text.strip().strip("()").split(",")
     if all(re.fullmatch(" *[0-9]{1,19} *", number, re.ASCII) for number in numbers):
         times = tuple(map(int, numbers))
@@ -118,13 +117,13 @@ def time_given(text: str, readable: Readable, now: float) -> Time:
             aware = instant if instant.tzinfo else instant.replace(tzinfo=UTC)
             return max((aware - EPOCH) // timedelta(microseconds=1), 0)
     is_wall = readable.clock is Clock.WALL
-    what = "an int, an instant such as 2026-01-31 12:00, or now-5min" if is_wall else "an int"
-    what = what if _is_int(readable.since) else "ints with commas between them, as 3,7"
-    raise InvalidUsage(UsageKind.INVALID_TIME, f"{shown(text)} is no time of this shard: {what}")
+    form = "an int, an instant like 2026-01-31 12:00, or now-5min" if is_wall else "an int"
+    form = form if _is_int(readable.since) else "ints with commas between them, like 3,7"
+    raise InvalidUsage(UsageKind.INVALID_TIME, f"{shown(text)} is no time of this shard: write {form}")
 
 
-def time_known(time: Time, readable: Readable, now: float) -> Time:
-    """The time whose contents answer for `time`: on a wall clock at rest, the last complete one."""
+def read_time(time: Time, readable: Readable, now: float) -> Time:
+    """The time to read for `time`: on a wall clock where nobody writes, the last complete time."""
     if readable.clock is not Clock.WALL or not isinstance(time, int):
         return time
     last = at_rest(readable.upper, time, now)

@@ -1,12 +1,11 @@
-"""Reads a page of rows: of the contents at a time, or of what changed between two times.
+"""Reads a page of rows: the contents at a time, or the changes between two times.
 
-Rows come in key order. A page begins at a place: a key, and how many rows from that key on were shown before,
-since a key may have many values. The statistics of parts tell up to which key there are enough rows, and
-parts beyond it are not fetched; row groups before the place are not, either. So a page costs what a page has,
-as far as keys of parts do not overlap; where they do, as in a shard that was never compacted, it costs a look
-into each of these parts.
+Rows come in key order. A page begins at a place: a key, and the number of rows from that key on that were
+shown before, since a key may have many values. By the statistics of parts, parts beyond the last needed key
+are not fetched, nor row groups before the place. So the cost of a page is its own size, if the keys of parts
+do not overlap. If they do, as in a shard that was never compacted, each of these parts is read.
 
-What a page takes in memory is bounded by `settings.read_memory_bytes`, whatever it skips.
+A page takes at most `settings.read_memory_bytes` of memory, even if it skips many rows.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from aiopersist.web.rows import (
     KeyBounds,
     cells,
     columns_of,
-    key_given,
     last_needed,
+    parse_key,
     with_prefix,
 )
 
 PAGE_ROWS = 50
-PAGE_BYTES = 8 * 1024 * 1024  # of the values of a page: with more, it has fewer rows
+PAGE_BYTES = 8 * 1024 * 1024  # of values in a page; with larger values, it has fewer rows
 KEY_CHARS_MAX = 2048  # of a key in an address
-WIDER = 16  # times as many rows, where those up to a bound were too few
+WIDER = 16  # the next estimate, times the last one, if it had too few rows
 
 
 class RowPlace(NamedTuple):
@@ -54,18 +53,18 @@ class RowPlace(NamedTuple):
     key: str | None = None
     """As JSON; `None`: at the first row."""
     past: int = 0
-    """The rows from the key on that lie before the place."""
+    """The number of rows from the key on that lie before the place."""
     rows: int = 0
-    """All rows that lie before it."""
+    """The number of all rows before the place."""
 
     @property
     def text(self) -> str:
-        """For an address."""
+        """The text for an address."""
         return "" if self == RowPlace() else text_of([self.key, self.past, self.rows])
 
     @classmethod
     def of(cls, text: str) -> RowPlace:
-        """The place again; `InvalidUsage` for what is none."""
+        """From an address; `InvalidUsage` for a wrong text."""
         if not text:
             return cls()
         try:
@@ -81,16 +80,16 @@ class RowPlace(NamedTuple):
         return cls(key, past, rows)
 
 
-TRAIL_CHARS_MAX = 3000  # of an address, of which servers take some thousand
+TRAIL_CHARS_MAX = 3000  # servers accept addresses of a few thousand characters
 
 
 class RowTrail(NamedTuple):
-    """The places of the pages that led to a page, the first one first: to go back."""
+    """The places of the pages before a page, in order: the way back."""
 
     places: tuple[RowPlace, ...] = ()
 
     def to(self, place: RowPlace) -> RowTrail:
-        """With one page more. An address has no room for all of a long way: then the first ones go."""
+        """The trail with one more page. A trail that is too long for an address loses its first pages."""
         longer = RowTrail((*self.places, place))
         while len(longer.text) > TRAIL_CHARS_MAX:
             longer = RowTrail(longer.places[1 + len(longer.places) // 8 :])
@@ -98,12 +97,12 @@ class RowTrail(NamedTuple):
 
     @property
     def text(self) -> str:
-        """For an address."""
+        """The text for an address."""
         return text_of([[*place] for place in self.places]) if self.places else ""
 
     @classmethod
     def of(cls, text: str) -> RowTrail:
-        """The trail again; `InvalidUsage` for what is none."""
+        """From an address; `InvalidUsage` for a wrong text."""
         try:
             return cls(tuple(map(RowPlace._of, values_of(text)))) if text else cls()
         except (ValueError, TypeError) as error:
@@ -111,17 +110,17 @@ class RowTrail(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Which rows are wanted."""
+    """The rows to read."""
 
     as_of: Time
     since: Time | None = None
-    """What changed after that time; `None`: the contents."""
+    """Read the changes after this time; `None`: read the contents."""
     place: RowPlace = RowPlace()
     how: str = ""
-    """`from`, `is` or `prefix`: what `key` is; empty for all keys."""
+    """How keys are compared with `key`: `from`, `is` or `prefix`; empty for all keys."""
     key: str = ""
     where: str = ""
-    """A condition that rows fulfil, as text; empty for none."""
+    """A condition on the rows, as text; empty for none."""
     stream: str = ""
     """A stream of an `Indexed`; empty for a shard."""
 
@@ -133,47 +132,47 @@ class RowsPage(NamedTuple):
     rows: tuple[tuple[Cell, ...], ...]
     diffs: tuple[int, ...]
     following: RowPlace | None
-    """Where the next page begins; `None` behind the last row."""
+    """Where the next page begins; `None` after the last row."""
 
 
-class FoundRows(NamedTuple):
-    """The rows from a place on, and what they are rows of."""
+class RawRows(NamedTuple):
+    """The rows from a place on, and their schema."""
 
     table: pa.Table
     schema: Schema[Any, Any, Any]
 
 
 def warm_up_reading() -> None:
-    """Import what a first page would wait for. It takes a second or two: run it on a thread."""
+    """Import modules that the first page needs. It takes a second or two: run it on a thread."""
     warm_up()
     import_all(("polars", "pyarrow.compute", "pyarrow.dataset", "pyarrow.parquet"))
 
 
-async def read_shard(client: Client, shard: str, question: Question) -> FoundRows:
-    """The rows of a page, and one more if there is one. `InvalidUsage` for a key that is none."""
+async def read_shard(client: Client, shard: str, question: Question) -> RawRows:
+    """The rows of a page, and one more if there is one. `InvalidUsage` for a wrong key."""
     async with client.reader(shard) as reader, reader.snapshot(question.as_of, wait=False) as snapshot:
-        return FoundRows(await _found(snapshot, question), snapshot._fetch.schema)
+        return RawRows(await _read_rows(snapshot, question), snapshot._fetch.schema)
 
 
-def page_of(found: FoundRows, question: Question) -> RowsPage:
-    """The rows of a page, of those that were found from its place on: at least one more, if there is one."""
-    table, schema = found
+def page_of(raw: RawRows, question: Question) -> RowsPage:
+    """The page of rows read from its place on; `raw` has at least one row more if there is one."""
+    table, schema = raw
     rows = min(table.num_rows, PAGE_ROWS)
     while rows > 1 and table.slice(0, rows).nbytes > PAGE_BYTES:
         rows //= 2
-    some, columns = table.slice(0, rows), columns_of(schema)
-    following = None if rows == table.num_rows else _behind(some, question.place, schema)
-    diffs = tuple(some.column("diff").to_pylist())
-    return RowsPage(columns, tuple(cells(some, columns)), diffs, following)
+    page, columns = table.slice(0, rows), columns_of(schema)
+    following = None if rows == table.num_rows else _place_after(page, question.place, schema)
+    diffs = tuple(page.column("diff").to_pylist())
+    return RowsPage(columns, tuple(cells(page, columns)), diffs, following)
 
 
-def _behind(some: pa.Table, before: RowPlace, schema: Schema[Any, Any, Any]) -> RowPlace:
-    """The place behind these rows. A key that is long, or has no order, is no place: then rows count."""
-    count = some.num_rows
+def _place_after(page: pa.Table, before: RowPlace, schema: Schema[Any, Any, Any]) -> RowPlace:
+    """The place after these rows. If the key is too long or has no order, it counts rows instead."""
+    count = page.num_rows
     if has_conditions(schema.key.codec.arrow_type):
-        (key,) = column_texts(some.column("key").slice(count - 1))
+        (key,) = column_texts(page.column("key").slice(count - 1))
         if key != before.key and len(key) <= KEY_CHARS_MAX:
-            return RowPlace(key, rows_of_last_key(some), before.rows + count)
+            return RowPlace(key, rows_of_last_key(page), before.rows + count)
     return RowPlace(before.key, before.past + count, before.rows + count)
 
 
@@ -189,14 +188,14 @@ def _key_of(place: RowPlace, t: Any) -> Any:
 # --- reading -----------------------------------------------------------------------------------------------
 
 
-async def _found(snapshot: Snapshot[Any, Any], question: Question) -> pa.Table:
+async def _read_rows(snapshot: Snapshot[Any, Any], question: Question) -> pa.Table:
     schema = snapshot._fetch.schema
     start, condition = conditions_of(question, schema)
-    wanted = PAGE_ROWS + 1
-    past, found = question.place.past, [schema.contents_schema.empty_table()]
+    missing = PAGE_ROWS + 1
+    past, tables = question.place.past, [schema.contents_schema.empty_table()]
     near = [named for named in snapshot._parts if _Near(schema, None, None, question.since)(named)]
     bounds = [_bounds_of(part, schema) for _, part in near]
-    least, estimate, beyond = _first_leaf(start, schema), 2 * wanted + past, None
+    least, estimate, beyond = _first_leaf(start, schema), 2 * missing + past, None
     while True:
         last = last_needed(bounds, least, estimate)
         where = _all_of(condition, None if beyond is None else _leaf(schema) > beyond, _up_to(last, schema))
@@ -205,22 +204,22 @@ async def _found(snapshot: Snapshot[Any, Any], question: Question) -> pa.Table:
             async for batch in batches:
                 skipped = min(past, batch.num_rows)
                 past -= skipped
-                found.append(pa.Table.from_batches([batch.slice(skipped, wanted)]))
-                wanted -= found[-1].num_rows
-                if not wanted:
+                tables.append(pa.Table.from_batches([batch.slice(skipped, missing)]))
+                missing -= tables[-1].num_rows
+                if not missing:
                     break
-        if not wanted or last is None:
-            return pa.concat_tables(found)
+        if not missing or last is None:
+            return pa.concat_tables(tables)
         least, beyond, estimate = last, last, estimate * WIDER
 
 
 @dataclass(frozen=True)
 class _Near:
-    """The parts that may have rows of a page."""
+    """Selects parts that may have rows of a page."""
 
     schema: Schema[Any, Any, Any]
     least: Any
-    """The least first field of keys, and the greatest one; `None` for none."""
+    """The least and the greatest first field of keys; `None`: no bound."""
     greatest: Any
     since: Time | None
 
@@ -235,8 +234,7 @@ class _Near:
 
 
 def conditions_of(question: Question, schema: Schema[Any, Any, Any]) -> tuple[Any, Any]:
-    """The key at which the rows begin, if any, and the condition that they satisfy; `InvalidUsage` for a key
-    or a condition that is none."""
+    """The first key of the rows, if any, and their condition; `InvalidUsage` if one is wrong."""
     where = parse_where(question.where, schema) if question.where else None
     try:
         return _parsed(question, where, schema)
@@ -254,7 +252,7 @@ def _parsed(question: Question, where: Any, schema: Schema[Any, Any, Any]) -> tu
         start, condition = with_prefix(question.key, t)
         conditions.append(condition)
     elif question.how:
-        start = key_given(question.key, t)
+        start = parse_key(question.key, t)
         conditions.append(is_key(start) if question.how == "is" else at_or_beyond(start))
     if question.place.key is not None:
         start = _key_of(question.place, t)
@@ -264,8 +262,8 @@ def _parsed(question: Question, where: Any, schema: Schema[Any, Any, Any]) -> tu
 
 
 def _all_of(*conditions: Any) -> Any:
-    given = [condition for condition in conditions if condition is not None]
-    return reduce(and_, given) if given else None
+    present = [condition for condition in conditions if condition is not None]
+    return reduce(and_, present) if present else None
 
 
 # --- bounds of keys ----------------------------------------------------------------------------------------
@@ -285,13 +283,13 @@ def _leaf(schema: Schema[Any, Any, Any]) -> Any:
 
 
 def _is_bounded(t: Any) -> bool:
-    """Whether values of the type have bounds that are compared here as rows are."""
+    """Whether bounds of the type compare here as rows do."""
     is_ = pa.types
     return bool(is_.is_integer(t) or is_.is_string(t) or is_.is_binary(t))
 
 
 def _up_to(last: Any, schema: Schema[Any, Any, Any]) -> Any:
-    """The rows whose first field is at most that; nulls come first."""
+    """The condition that the first field is at most `last`; nulls come first."""
     return None if last is None else (_leaf(schema) <= last) | ~_leaf(schema).is_valid()
 
 
@@ -304,7 +302,7 @@ def _first_leaf(start: Any, schema: Schema[Any, Any, Any]) -> Any:
 
 
 def _bounds_of(part: HollowPart, schema: Schema[Any, Any, Any]) -> KeyBounds:
-    """The bounds of a part, as far as it has any."""
+    """The bounds of a part, if it has any."""
     path, t = _leaf_type(schema)
     entry = (part.stats or {}).get(".".join(path))
     if entry is None or not _is_bounded(t):

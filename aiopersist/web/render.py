@@ -1,4 +1,4 @@
-"""Templates, and the words that they use. All that they write is escaped."""
+"""Templates, and their filters and functions. All output is escaped."""
 
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,9 @@ FOLDER = Path(__file__).parent
 
 
 def link(page: str, anchor: str = "", /, **query: Any) -> str:
-    """A relative address, so that the pages work under any path. Values that are `None` or empty are left
-    out."""
-    given = {name: value for name, value in query.items() if value not in (None, "", ())}
-    text = f"{page}?{urlencode(given, doseq=True)}" if given else page
+    """A relative address. Values that are `None` or empty are left out."""
+    present = {name: value for name, value in query.items() if value not in (None, "", ())}
+    text = f"{page}?{urlencode(present, doseq=True)}" if present else page
     return f"{text}#{anchor}" if anchor else text
 
 

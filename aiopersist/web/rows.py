@@ -1,6 +1,6 @@
 """Rows as cells of a page: columns of key and value, values as short texts. Pure.
 
-Long values are cut before they become Python objects: a page of fifty rows may have a megabyte in each.
+Long values are cut before they become Python objects: each of fifty rows may hold a megabyte.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BYTES_MAX = 48  # of a cell, each as two digits
 
 
 class Column(NamedTuple):
-    """A column of a page: key or value, or a field of it if that is a struct."""
+    """A column of a page: the key or the value, or one field of a struct."""
 
     name: str
     path: tuple[str, ...]
@@ -28,24 +28,24 @@ class Column(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A value, perhaps cut."""
+    """A value as text, perhaps cut."""
 
     text: str
     is_null: bool = False
     more: str = ""
-    """How long the whole value is, if the text is cut."""
+    """The length of the whole value, if the text is cut."""
 
 
 def columns_of(schema: Schema[Any, Any, Any]) -> tuple[Column, ...]:
     """The columns that the rows of a shard have."""
-    found: list[Column] = []
+    columns: list[Column] = []
     for half in ("key", "val"):
         t = schema.arrow_schema.field(half).type
         if pa.types.is_struct(t) and t.num_fields:
-            found += [_column((half, field.name), field.type) for field in t]
+            columns += [_column((half, field.name), field.type) for field in t]
         else:
-            found.append(_column((half,), t))
-    return tuple(found)
+            columns.append(_column((half,), t))
+    return tuple(columns)
 
 
 def _column(path: tuple[str, ...], t: pa.DataType) -> Column:
@@ -61,23 +61,23 @@ def cells(table: Any, columns: Sequence[Column]) -> list[tuple[Cell, ...]]:
 
 def values(table: Any, column: Column) -> Any:
     """The values of a column."""
-    found = table.column(column.path[0])
+    column_values = table.column(column.path[0])
     for name in column.path[1:]:
-        found = pc.struct_field(found, [found.type.get_field_index(name)])
-    return found
+        column_values = pc.struct_field(column_values, [column_values.type.get_field_index(name)])
+    return column_values
 
 
-def _cells_of(found: Any) -> list[Cell]:
-    t = found.type
+def _cells_of(column: Any) -> list[Cell]:
+    t = column.type
     if pa.types.is_string(t) or pa.types.is_large_string(t):
-        cut = pc.utf8_slice_codeunits(found, 0, TEXT_MAX).to_pylist()
-        lengths = pc.utf8_length(found).to_pylist()
+        cut = pc.utf8_slice_codeunits(column, 0, TEXT_MAX).to_pylist()
+        lengths = pc.utf8_length(column).to_pylist()
         return [_text_cell(text, length) for text, length in zip(cut, lengths, strict=True)]
     if is_bytes(t):
-        some = pc.binary_slice(found.cast(pa.large_binary()), 0, BYTES_MAX).to_pylist()
-        lengths = pc.binary_length(found).to_pylist()
-        return [_bytes_cell(data, length) for data, length in zip(some, lengths, strict=True)]
-    return [_other_cell(scalar) for scalar in found]
+        cut = pc.binary_slice(column.cast(pa.large_binary()), 0, BYTES_MAX).to_pylist()
+        lengths = pc.binary_length(column).to_pylist()
+        return [_bytes_cell(data, length) for data, length in zip(cut, lengths, strict=True)]
+    return [_other_cell(scalar) for scalar in column]
 
 
 def _text_cell(text: str | None, length: int) -> Cell:
@@ -104,7 +104,7 @@ NULL = Cell("null", is_null=True)
 
 
 def whole_text(scalar: Any) -> str:
-    """A value that is neither text nor bytes, as it is written."""
+    """The text of a value that is neither text nor bytes."""
     t = scalar.type
     try:
         value = scalar.as_py()
@@ -120,7 +120,7 @@ def whole_text(scalar: Any) -> str:
 
 
 def whole(scalar: Any) -> str | bytes:
-    """A value whole, to be sent as it is."""
+    """The whole value, to be sent unchanged."""
     t = scalar.type
     if not scalar.is_valid:
         return "null"
@@ -138,16 +138,16 @@ def is_bytes(t: pa.DataType) -> bool:
 # --- keys that people write --------------------------------------------------------------------------------
 
 
-def key_given(text: str, t: pa.DataType) -> Any:
-    """The key that a text says, as a scalar of the type of keys; `ValueError` for others. A text is itself,
-    bytes are `0x...`, numbers and instants are as they are shown, and structs are JSON."""
+def parse_key(text: str, t: pa.DataType) -> Any:
+    """The key in a text, as a scalar of the type of keys. Texts stand for themselves, bytes are `0x...`,
+    numbers and instants as pages show them, structs JSON. Otherwise `ValueError`."""
     try:
-        return _given(text, t)
+        return _parse_key(text, t)
     except (pa.ArrowException, TypeError, OverflowError) as error:
         raise ValueError(f"not a key of type {t}") from error
 
 
-def _given(text: str, t: pa.DataType) -> Any:
+def _parse_key(text: str, t: pa.DataType) -> Any:
     if pa.types.is_string(t) or pa.types.is_large_string(t):
         return pa.scalar(text, t)
     if is_bytes(t):
@@ -161,11 +161,11 @@ def _given(text: str, t: pa.DataType) -> Any:
 
 
 def with_prefix(text: str, t: pa.DataType) -> tuple[Any, Any]:
-    """The first key that begins with a text, and the condition for all that do; `ValueError` for keys that
-    have no prefixes."""
+    """The first key with a prefix, and the condition for all of them; `ValueError` for keys without
+    prefixes."""
     if not (pa.types.is_string(t) or pa.types.is_binary(t)):
         raise ValueError(f"keys of type {t} have no prefixes")
-    first = key_given(text, t)
+    first = parse_key(text, t)
     return first, pc.starts_with(pc.field("key"), pattern=first.as_py())
 
 
@@ -173,7 +173,7 @@ def with_prefix(text: str, t: pa.DataType) -> tuple[Any, Any]:
 
 
 class KeyBounds(NamedTuple):
-    """The bounds of the keys of a part, or of the first field of them; `None` for none, as for nulls."""
+    """The bounds of the keys of a part, or of their first field; `None` if there are none."""
 
     low: Any
     high: Any
@@ -182,8 +182,8 @@ class KeyBounds(NamedTuple):
 
 
 def last_needed(parts: Sequence[KeyBounds], start: Any, rows: int) -> Any:
-    """A bound up to which there are at least so many rows from `start` on (`None`: from the first on), by the
-    statistics of parts: those beyond it need not be read. `None` if all parts must be."""
+    """A key up to which there are at least `rows` rows at or after `start` (`None`: the first key), by the
+    statistics of parts: parts beyond it need not be read. `None` if all parts must be read."""
     count = 0
     for part in sorted((part for part in parts if part.high is not None), key=lambda part: part.high):
         within = part.low is not None and (start is None or start <= part.low)

@@ -1,7 +1,7 @@
-"""Serves the inspector of a location, by uvicorn.
+"""Serves the inspector of a location with uvicorn.
 
 On a loopback address only this machine reaches it, and requests must name a loopback host. On any other
-address whoever comes needs the token, which the environment gives, or which is made here and told once.
+address visitors need a token, from the environment or generated here and printed once.
 """
 
 import asyncio
@@ -23,19 +23,19 @@ from aiopersist.web.guard import LOOPBACK_NAMES, HostCheck
 from aiopersist.web.reading import warm_up_reading
 
 TOKEN = PREFIX + TOKEN_NAME
-CLOSE_S = 3  # live panes are cut off then
+CLOSE_S = 3  # then live changes are cut off
 
 
 async def serve(client: Client, host: str, port: int, *, write: bool, tell: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT. `tell` is called with the address as soon as it can be opened; port 0 is
-    any that is free. `OSError` if it cannot listen there."""
+    """Serve until SIGTERM or SIGINT. `tell` gets the address as soon as it can be opened. Port 0 takes a free
+    port. `OSError` if it cannot listen there."""
     await client._stack.compute(warm_up_reading)
     with bound(host, port) as listening:
         token = token_for(host)
         config = uvicorn.Config(
             application(client, host, token, write=write),
             log_level="warning",
-            access_log=False,  # addresses may have the token in them
+            access_log=False,  # addresses may contain the token
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=CLOSE_S,
@@ -62,10 +62,8 @@ def address(listening: socket.socket, token: str | None) -> str:
 
 
 def token_for(host: str) -> str | None:
-    """The token that visitors of that address need; `None` on a loopback address, unless the environment has
-    one."""
-    given = os.environ.get(TOKEN)
-    return given or (None if is_loopback(host) else SYSTEM.token())
+    """The token of the environment; without one, a new token, or `None` on a loopback address."""
+    return os.environ.get(TOKEN) or (None if is_loopback(host) else SYSTEM.token())
 
 
 def is_loopback(host: str) -> bool:
@@ -77,18 +75,18 @@ def is_loopback(host: str) -> bool:
 
 
 def application(client: Client, host: str, token: str | None, *, write: bool) -> ASGIApp:
-    """The inspector, as strict as its address wants."""
+    """The inspector, with the checks that its address needs."""
     app = inspector(client, write=write, token=token)
     return HostCheck(app, {*LOOPBACK_NAMES, host.lower()}) if is_loopback(host) else app
 
 
 class _Server(uvicorn.Server):
-    """Ends when it is told to. Uvicorn's own way would end the process before the client is closed."""
+    """Ends by `end`. Uvicorn's own handlers would end the process before the client is closed."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     def end(self) -> None:
-        """Answer what is under way, then end."""
+        """Answer running requests, then end."""
         self.should_exit = True

@@ -1,4 +1,4 @@
-"""The page of a shard: its picture, a batch of it that was chosen, its versions, and who uses it."""
+"""The page of a shard: its picture, the chosen batches, its versions, holds, readers and writers."""
 
 from typing import Any, NamedTuple
 
@@ -7,14 +7,14 @@ from starlette.datastructures import QueryParams
 from aiopersist.base.errors import InvalidUsage, UsageKind, shown
 from aiopersist.base.frontier import Antichain
 from aiopersist.client.client import Client
-from aiopersist.maintenance.inspect import BatchView, ShardView, growth, inspect, signature
+from aiopersist.maintenance.inspect import BatchView, ShardView, growth, inspect, keeper, signature
 from aiopersist.shard.log import consensus_key, decoded
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.diff import MAPS, Diff
 from aiopersist.state.model import HollowBatch, State
 from aiopersist.state.record import HollowPart
-from aiopersist.web.holds import history_text, hold_lines, retention_text, versions_text
+from aiopersist.web.holds import history_text, hold_lines, keeper_text, retention_text
 from aiopersist.web.picture import Picture, picture
 
 VERSIONS_SHOWN = 16
@@ -23,24 +23,24 @@ PARTS_SHOWN = 50
 OWNERS_SHOWN = 100
 
 
-class WantedShard(NamedTuple):
-    """What a page of a shard shows."""
+class ShardQuery(NamedTuple):
+    """The shard, and the times and batches that its page shows."""
 
     name: str
     window: tuple[int, int] | None
-    """The times that the picture shows; `None`: all."""
+    """The times in the picture; `None`: all."""
     batches: tuple[int, int] | None
-    """The ordinals, from the first to the last, that are told about."""
+    """The first and the last ordinal of the batches to list."""
 
     @classmethod
-    def of(cls, query: QueryParams) -> "WantedShard":
-        """From the address; `InvalidUsage` names the value at fault."""
-        return cls(query.get("name", ""), _pair(query, "window"), _pair(query, "batches"))
+    def of(cls, params: QueryParams) -> "ShardQuery":
+        """From the address; `InvalidUsage` names the wrong value."""
+        return cls(params.get("name", ""), _pair(params, "window"), _pair(params, "batches"))
 
 
-def _pair(query: QueryParams, name: str) -> tuple[int, int] | None:
+def _pair(params: QueryParams, name: str) -> tuple[int, int] | None:
     """Two ints with a hyphen between them."""
-    text = query.get(name)
+    text = params.get(name)
     if text is None:
         return None
     first, _, last = text.partition("-")
@@ -51,7 +51,7 @@ def _pair(query: QueryParams, name: str) -> tuple[int, int] | None:
 
 
 class VersionLine(NamedTuple):
-    """A version of the shard, and what it changed."""
+    """A version of the shard, and its changes."""
 
     seqno: int
     at: float
@@ -59,7 +59,7 @@ class VersionLine(NamedTuple):
 
 
 class Versions(NamedTuple):
-    """The newest versions, the newest first, and how many of them come in a second."""
+    """The newest versions, newest first, and their rate."""
 
     lines: tuple[VersionLine, ...]
     per_s: float
@@ -67,16 +67,16 @@ class Versions(NamedTuple):
 
 
 class LeaseLine(NamedTuple):
-    """A reader or writer, and how long it may be silent until it is gone."""
+    """A reader or writer, and the rest of its lease."""
 
     kind: str
     id: str
     name: str
     owner: str | None
-    """The client and the process that have it, if it says so."""
+    """The client and the process, as `name/host:pid`, if known."""
     held: Antichain | None
     keeps: int | None
-    """How many versions came since the oldest one that it may read; `None`: it keeps none."""
+    """The number of versions since the oldest one that it may read; `None`: it keeps none."""
     rest_s: float
     lease_s: float
 
@@ -92,37 +92,37 @@ class PartLine(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The batches that were asked for; of one alone, its parts."""
+    """The requested batches; of a single one, its parts, too."""
 
     first: int
     last: int
     batches: tuple[BatchView, ...]
     more: int
-    """How many there are beyond those shown."""
+    """The number of batches beyond those shown."""
     parts: tuple[PartLine, ...]
     parts_more: int
 
 
-async def shard_page(client: Client, shard: Shard, wanted: WantedShard) -> dict[str, Any]:
-    """What the template shows. Five requests."""
+async def shard_page(client: Client, shard: Shard, query: ShardQuery) -> dict[str, Any]:
+    """The values of the template. Five requests."""
     with client._shards.calls.call():
         view = await inspect(shard)
         state, stack = shard.state, shard.stack
         now = await shard.register.now()
-        drawn: Picture = await stack.compute(picture, view, wanted.window)
+        drawn: Picture = await stack.compute(picture, view, query.window)
         return {
-            "name": wanted.name,
-            "wanted": wanted,
+            "name": query.name,
+            "query": query,
             "view": view,
             "picture": drawn,
-            "chosen": None if wanted.batches is None else chosen(view, state, *wanted.batches),
+            "chosen": None if query.batches is None else chosen(view, state, *query.batches),
             "versions": await versions(stack, shard.id, view, now),
             "leases": leases(state, now)[:OWNERS_SHOWN],
             "leases_count": len(state.readers) + len(state.writers),
             "holds": hold_lines(view),
             "history": history_text(view),
             "retention": retention_text(view.retention),
-            "kept": versions_text(view),
+            "kept": keeper_text(keeper(view)),
             "growth": growth(view),
             "now": now,
             "rows": sum(batch.len for batch in view.batches),
@@ -130,17 +130,17 @@ async def shard_page(client: Client, shard: Shard, wanted: WantedShard) -> dict[
 
 
 def chosen(view: ShardView, state: State, first: int, last: int) -> Chosen:
-    """The batches of these ordinals."""
-    found = [batch for batch in view.batches if first <= batch.ordinal <= last]
+    """The batches with ordinals from `first` to `last`."""
+    batches = [batch for batch in view.batches if first <= batch.ordinal <= last]
     parts: list[HollowPart] = []
-    if len(found) == 1:
-        batch: HollowBatch | None = state.batches.get(found[0].ordinal)
+    if len(batches) == 1:
+        batch: HollowBatch | None = state.batches.get(batches[0].ordinal)
         parts = [] if batch is None else list(batch.parts)
     return Chosen(
         first=first,
         last=last,
-        batches=tuple(found[:BATCHES_SHOWN]),
-        more=max(len(found) - BATCHES_SHOWN, 0),
+        batches=tuple(batches[:BATCHES_SHOWN]),
+        more=max(len(batches) - BATCHES_SHOWN, 0),
         parts=tuple(map(_part_line, parts[:PARTS_SHOWN])),
         parts_more=max(len(parts) - PARTS_SHOWN, 0),
     )
@@ -149,7 +149,7 @@ def chosen(view: ShardView, state: State, first: int, last: int) -> Chosen:
 def _part_line(part: HollowPart) -> PartLine:
     stats = part.stats or {}
     lines = tuple((name, _bound(s["min"]), _bound(s["max"]), s["nulls"]) for name, s in stats.items())
-    return PartLine(part.key or "within the state", part.rows, part.size, lines)
+    return PartLine(part.key or "inline in the state", part.rows, part.size, lines)
 
 
 def _bound(value: object) -> str:
@@ -159,30 +159,30 @@ def _bound(value: object) -> str:
 async def versions(stack: Stack, shard: str, view: ShardView, now: float) -> Versions:
     """The newest versions that the consensus store has. One request."""
     first = max(view.earliest_seqno, view.seqno + 1 - VERSIONS_SHOWN)
-    found = await stack.consensus.scan(consensus_key(shard), first, VERSIONS_SHOWN)
-    diffs = await stack.compute(decoded, found, shard)
+    versions = await stack.consensus.scan(consensus_key(shard), first, VERSIONS_SHOWN)
+    diffs = await stack.compute(decoded, versions, shard)
     lines = tuple(VersionLine(diff.seqno, diff.at, changes_text(diff)) for diff in reversed(diffs))
     span_s = max(now - diffs[0].at, 1e-3) if diffs else 0.0
     return Versions(lines, len(lines) / span_s if lines else 0.0, span_s)
 
 
 def changes_text(diff: Diff) -> str:
-    """What a version changes, in words: what it sets, and after a minus sign what it drops."""
+    """The changes of a version, as words: names of what it sets, with a minus sign what it drops."""
     changes = diff.changes
-    told = ["finalized"] if changes.finalized else []
-    told += [name for name in ("since", "upper") if getattr(changes, name) is not None]
+    words = ["finalized"] if changes.finalized else []
+    words += [name for name in ("since", "upper") if getattr(changes, name) is not None]
     sets = {name: len(getattr(changes, name)) for name in MAPS}
     drops = {f"-{name}": len(keys) for name, keys in changes.drop.items()}
     for name, count in (sets | drops).items():
         if count:
-            told.append(name if count == 1 else f"{name} ({count})")
+            words.append(name if count == 1 else f"{name} ({count})")
     if changes.streams is not None:
-        told.append("streams")
-    return ", ".join(told)
+        words.append("streams")
+    return ", ".join(words)
 
 
 def leases(state: State, now: float) -> list[LeaseLine]:
-    """Readers and writers, those first whose leases end first."""
+    """Readers and writers, sorted by the rest of their leases."""
     readers = [
         LeaseLine(
             "named hold" if r.name else "reader",

@@ -1,8 +1,7 @@
 """Reads a page of the contents of a stream of an `Indexed`.
 
-A trace is sorted, but unsealed batches are as they were written. So a page sums the whole stream up to its
-time in memory, on a worker thread, and a stream that takes more than `settings.read_memory_bytes` has no
-pages.
+A trace is sorted, but unsealed batches are not. So a page sums the whole stream up to its time in memory, on
+a worker thread. A stream that would need more than `settings.read_memory_bytes` has no pages.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from aiopersist.shard.catalog import resolve_any
 from aiopersist.shard.shard import Shard
 from aiopersist.state.record import goodbytes_at_most
 from aiopersist.state.streams import Arrangement
-from aiopersist.web.reading import PAGE_ROWS, FoundRows, Question, conditions_of
+from aiopersist.web.reading import PAGE_ROWS, Question, RawRows, conditions_of
 from aiopersist.web.words import size_text
 
-MEMORY_SHARE = 4  # to sum updates takes as many times their goodbytes
-NAMES_TOLD = 8
-PLANS_MAX = 4  # of a client without a lease, whose parts may be replaced while it reads them
+MEMORY_SHARE = 4  # to sum updates takes this many times their goodbytes
+NAMES_SHOWN = 8
+PLANS_MAX = 4  # attempts of a client without a lease: parts may be replaced while it reads them
 
 
 def arrangement_of(shard: Shard, stream: str) -> Arrangement:
-    """`InvalidUsage` for a stream that is not there, or too large for pages."""
+    """The arrangement of a stream; `InvalidUsage` if it does not exist or is too large for pages."""
     streams = shard.state.streams
     if streams is None or stream not in streams.names:
-        names = sorted(streams.names)[:NAMES_TOLD] if streams else []
+        names = sorted(streams.names)[:NAMES_SHOWN] if streams else []
         named = ", ".join(map(shown, names)) or "none"
         text = f"stream={shown(stream)}: its streams are {named}"
         raise InvalidUsage(UsageKind.INVALID_NAME, text)
-    found = streams.arrangements.get(stream, Arrangement())
-    size = sum(map(goodbytes_at_most, found.parts))
+    arrangement = streams.arrangements.get(stream, Arrangement())
+    size = sum(map(goodbytes_at_most, arrangement.parts))
     most = shard.stack.settings.read_memory_bytes // MEMORY_SHARE
     if size > most:
         text = (
@@ -48,11 +47,11 @@ def arrangement_of(shard: Shard, stream: str) -> Arrangement:
             f"{size_text(most)} in memory: read it with Indexed.snapshot"
         )
         raise InvalidUsage(UsageKind.INVALID_BOUNDS, text)
-    return found
+    return arrangement
 
 
-async def read_stream(client: Client, shard: str, question: Question) -> FoundRows:
-    """The rows of a page, and one more if there is one. `InvalidUsage` for a key that is none."""
+async def read_stream(client: Client, shard: str, question: Question) -> RawRows:
+    """The rows of a page, and one more if there is one. `InvalidUsage` for a wrong key."""
     for plans_left in reversed(range(PLANS_MAX)):
         try:
             async with _opened(client, shard, question.stream) as snapshot:
@@ -94,8 +93,8 @@ async def _snapshot(shard: Shard, stream: str, client: Client) -> StreamSnapshot
 
 
 async def _tables(snapshot: StreamSnapshot[Any, Any], question: Question) -> list[pa.Table]:
-    """The updates from `question.since` on, if it asks for changes, up to its time. Stored times may lie
-    before since: advanced to it, they are on the same side of both."""
+    """The updates up to `question.as_of`; for changes, only those after `question.since`. Stored times may be
+    before the stream's since; advanced to it, they stay on the same side of both times."""
     as_of, since = question.as_of, question.since
     assert isinstance(as_of, int)
     assert isinstance(since, int | None)
@@ -107,8 +106,8 @@ async def _tables(snapshot: StreamSnapshot[Any, Any], question: Question) -> lis
     return [from_trace, await snapshot._table(unsealed, beyond, upper)]
 
 
-def _rows(tables: list[pa.Table], question: Question, schema: Any) -> FoundRows:
+def _rows(tables: list[pa.Table], question: Question, schema: Any) -> RawRows:
     _, condition = conditions_of(question, schema)
-    found = contents(concat(tables, schema), schema)
-    found = found if condition is None else found.filter(condition)
-    return FoundRows(found.slice(question.place.past, PAGE_ROWS + 1), schema)
+    table = contents(concat(tables, schema), schema)
+    table = table if condition is None else table.filter(condition)
+    return RawRows(table.slice(question.place.past, PAGE_ROWS + 1), schema)

@@ -1,4 +1,4 @@
-"""The numbers on the ruler of a picture: few, round, at equal distances. Pure."""
+"""The numbers on the ruler of a picture: few, round, evenly spaced. Pure."""
 
 from datetime import timedelta
 from math import ceil, floor, log10
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from aiopersist.state.model import Clock
 from aiopersist.web.words import EPOCH, LAST_S
 
-MOST = 8  # of them, at most
+TICKS_MAX = 8
 SECOND = 1_000_000  # microseconds
 DAY = 86_400 * SECOND
 STEPS_OF_CLOCKS = tuple(
@@ -25,22 +25,22 @@ class Tick(NamedTuple):
 
 
 def ticks(start: int, end: int, clock: Clock) -> list[Tick]:
-    """Round times from `start` to `end`; where they lie is left open."""
+    """Round times from `start` to `end`, at position 0."""
     step = step_of(end - start, clock)
     times = range(ceil(start / step) * step if start < 2**53 else start, end + 1, step)
     return [Tick(0.0, time, _label(time, step, clock)) for time in times]
 
 
 def step_of(span: int, clock: Clock) -> int:
-    """The least round step of which at most `MOST` fit into the span."""
-    if clock is Clock.WALL and span > MOST * SECOND:
-        return next((step for step in STEPS_OF_CLOCKS if span // step <= MOST), _decimal(span))
+    """The least round step that fits into the span at most `TICKS_MAX` times."""
+    if clock is Clock.WALL and span > TICKS_MAX * SECOND:
+        return next((step for step in STEPS_OF_CLOCKS if span // step <= TICKS_MAX), _decimal(span))
     return _decimal(span)
 
 
 def _decimal(span: int) -> int:
-    power: int = 10 ** max(floor(log10(max(span / MOST, 1))), 0)
-    return next(factor * power for factor in (1, 2, 5, 10) if span // (factor * power) <= MOST)
+    power: int = 10 ** max(floor(log10(max(span / TICKS_MAX, 1))), 0)
+    return next(factor * power for factor in (1, 2, 5, 10) if span // (factor * power) <= TICKS_MAX)
 
 
 def _label(time: int, step: int, clock: Clock) -> str:

@@ -1,7 +1,7 @@
-"""How pages, and commands, say figures, moments, times and texts. Pure.
+"""Texts of figures, moments and times, for pages and commands. Pure.
 
-Texts of users are shown so that nothing in them is hidden, or moves what stands beside it: control characters
-and those that turn the direction of writing become visible signs. The templates escape all for HTML.
+Texts of users cannot hide anything or change the text beside them: control characters and characters that
+turn the direction of writing become visible signs. The templates escape everything for HTML.
 """
 
 import unicodedata
@@ -29,14 +29,14 @@ def size_text(count: float) -> str:
 
 
 def number_text(count: float) -> str:
-    """A count with its thousands apart: `1,250,000`."""
+    """A count with thousands separators: `1,250,000`."""
     return f"{count:,.0f}"
 
 
-def counted(count: int, what: str) -> str:
-    """A count with what it is of: `1 batch`, `1,250 batches`."""
-    many = "es" if what.endswith(("ch", "s")) else "s"
-    return f"{count:,} {what}{'' if count == 1 else many}"
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: `1 batch`, `1,250 batches`."""
+    plural = "es" if noun.endswith(("ch", "s")) else "s"
+    return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 
 def rate_text(per_s: float) -> str:
@@ -51,14 +51,14 @@ def rate_text(per_s: float) -> str:
 
 
 def growth_text(bytes_per_s: float) -> str:
-    """How fast something grows, by the minute: `+1.25 MiB /min`."""
+    """A rate of growth: `+1.25 MiB /min`."""
     each_minute = round(bytes_per_s * 60)
     sign = "+" if each_minute > 0 else "\N{MINUS SIGN}" if each_minute < 0 else ""
     return f"{sign}{size_text(abs(each_minute))} /min"
 
 
 def duration_text(seconds: float) -> str:
-    """A span of time in its greatest unit: `3.2 ms`, `45 s`, `12 min`, `3 d`."""
+    """A duration in its largest unit: `3.2 ms`, `45 s`, `12 min`, `3 d`."""
     if isinf(seconds):
         return "more"
     if seconds < 0:
@@ -73,7 +73,7 @@ def duration_text(seconds: float) -> str:
 
 
 def ago_text(moment: float | None, now: float) -> str:
-    """How long ago a moment was."""
+    """The time since a moment: `3 min ago`."""
     if moment is None:
         return "never"
     return "now" if now - moment < 1 else f"{duration_text(now - moment)} ago"
@@ -85,7 +85,7 @@ def moment_text(moment: float) -> str:
 
 
 def instant_text(micros: int) -> str:
-    """Microseconds since 1970 as an instant in UTC; no more digits than it needs."""
+    """Microseconds since 1970 as an instant in UTC, without needless digits."""
     if not 0 <= micros // 1_000_000 <= LAST_S:
         return f"{micros:,} µs"
     instant = EPOCH + timedelta(microseconds=micros)
@@ -93,14 +93,14 @@ def instant_text(micros: int) -> str:
 
 
 def time_text(time: Time, clock: Clock) -> str:
-    """A time, as an instant on a shard with a wall clock."""
+    """A time; on a wall clock as an instant."""
     if isinstance(time, tuple):
         return f"({', '.join(map(str, time))})"
     return instant_text(time) if clock is Clock.WALL and time else f"{time}"
 
 
 def frontier_text(frontier: Antichain | None, clock: Clock) -> str:
-    """A frontier: its time alone, if it has one."""
+    """A frontier; with one element, its time."""
     if frontier is None:
         return "—"
     if not frontier.elements:
@@ -112,18 +112,17 @@ def frontier_text(frontier: Antichain | None, clock: Clock) -> str:
 
 
 def short_id(text: str) -> str:
-    """The beginning of a random id, as much as tells ids apart in a list; who signed it is told beside it."""
+    """The first digits of a random id, enough for a list, without the owner; other texts unchanged."""
     bare = text.partition("@")[0]
     return bare[:9] if len(bare) > 30 and bare[:1] in "rwsi" and bare.count("-") == 4 else text
 
 
 def visible(text: str) -> str:
-    """The text with a sign in the place of each character that cannot be seen, or that turns the direction
-    of writing."""
-    return text if text.isprintable() else "".join(map(_seen, text))
+    """The text; a sign replaces each invisible character, and each that turns the direction of writing."""
+    return text if text.isprintable() else "".join(map(_sign, text))
 
 
-def _seen(character: str) -> str:
+def _sign(character: str) -> str:
     code = ord(character)
     if character.isprintable() or character == " ":
         return character
@@ -135,5 +134,5 @@ def _seen(character: str) -> str:
 
 
 def cut(text: str, length: int) -> str:
-    """At most so many characters of a text."""
+    """At most `length` characters of a text."""
     return text if len(text) <= length else f"{text[: length - 1]}…"

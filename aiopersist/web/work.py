@@ -1,5 +1,5 @@
-"""Work that visitors may ask for where the inspector was told to offer it: compaction, collection, a check,
-retention. It runs as a task of the client, behind the page that asked for it; pages tell what came of it."""
+"""Work that visitors may start with `write=True`: compaction, garbage collection, a check, retention. It runs
+as a task of the client; pages show the results."""
 
 import asyncio
 from collections import deque
@@ -12,11 +12,12 @@ from starlette.requests import Request
 
 from aiopersist.base.errors import InvalidUsage, UsageKind, shown
 from aiopersist.client.client import Client
+from aiopersist.web.holds import retention_text
 from aiopersist.web.words import counted
 
 FORM_BYTES_MAX = 64 * 1024
-TOLD = 8  # pieces of work of a shard whose end is told
-PROBLEMS_TOLD = 20
+REPORTS_KEPT = 8  # of a shard
+PROBLEMS_SHOWN = 20
 UNITS: dict[str, timedelta | None] = {
     "times": None,
     "minutes": timedelta(minutes=1),
@@ -25,8 +26,8 @@ UNITS: dict[str, timedelta | None] = {
 }
 
 
-class WorkTold(NamedTuple):
-    """A piece of work, and what came of it."""
+class WorkReport(NamedTuple):
+    """A piece of work, and its result once it ended."""
 
     title: str
     began: float
@@ -37,7 +38,7 @@ class WorkTold(NamedTuple):
 
 
 class WorkResult(NamedTuple):
-    """What a piece of work says at its end."""
+    """The result of a piece of work, for people."""
 
     text: str
     is_bad: bool = False
@@ -48,7 +49,7 @@ Piece = Callable[[Client, str], Awaitable[WorkResult]]
 
 async def _compact(client: Client, shard: str) -> WorkResult:
     await client.admin.force_compaction(shard)
-    return WorkResult("All batches are one.")
+    return WorkResult("All batches were merged into one.")
 
 
 async def _gc(client: Client, shard: str) -> WorkResult:
@@ -60,8 +61,8 @@ async def _fsck(client: Client, shard: str) -> WorkResult:
     report = await client.admin.fsck(shard)
     read = f"read {counted(report.parts, 'part')} with {counted(report.updates, 'update')}"
     if report.ok:
-        return WorkResult(f"All is intact: {read}.")
-    problems = "; ".join(report.problems[:PROBLEMS_TOLD])
+        return WorkResult(f"All data is intact: {read}.")
+    problems = "; ".join(report.problems[:PROBLEMS_SHOWN])
     return WorkResult(f"{counted(len(report.problems), 'problem')}, {read}: {problems}", is_bad=True)
 
 
@@ -73,7 +74,7 @@ PIECES: dict[str, tuple[str, Piece]] = {
 
 
 def piece_of(form: Mapping[str, str]) -> tuple[str, Piece]:
-    """The work that a form asks for; `InvalidUsage` names the value at fault."""
+    """The work that a form asks for; `InvalidUsage` names the wrong value."""
     action = form.get("action", "")
     if action == "retain":
         return _retention(form.get("keep", ""), form.get("unit", ""))
@@ -100,49 +101,49 @@ def _retention(keep: str, unit: str) -> tuple[str, Piece]:
     async def retain(client: Client, shard: str) -> WorkResult:
         await client.admin.retain(shard, policy)
         return WorkResult(
-            "Maintenance keeps all history." if policy is None else f"Maintenance keeps {keep} {unit}."
+            f"Maintenance keeps {retention_text((await client.admin.inspect(shard)).retention)}."
         )
 
     return "Retention", retain
 
 
 class Works:
-    """The work that goes on, and the last that ended, by shard. One per client."""
+    """Running work, and the last reports, by shard. One per client."""
 
     def __init__(self) -> None:
-        self._done: dict[str, deque[WorkTold]] = {}
-        self._running: dict[str, tuple[asyncio.Task[None], WorkTold]] = {}
+        self._done: dict[str, deque[WorkReport]] = {}
+        self._running: dict[str, tuple[asyncio.Task[None], WorkReport]] = {}
 
-    def of(self, shard: str) -> list[WorkTold]:
-        """The work on a shard, the newest first."""
+    def of(self, shard: str) -> list[WorkReport]:
+        """The work on a shard, newest first."""
         running = self._running.get(shard)
         done = list(self._done.get(shard, ()))[::-1]
         return done if running is None else [running[1], *done]
 
     def begin(self, client: Client, shard: str, title: str, piece: Piece) -> None:
-        """Begin a piece of work; `InvalidUsage` while another one on the shard goes on."""
+        """Start a piece of work; `InvalidUsage` while another one runs on the shard."""
         if shard in self._running:
-            text = f"{self._running[shard][1].title} of this shard is under way: wait for its end"
+            text = f"{self._running[shard][1].title} of this shard is running: wait for its end"
             raise InvalidUsage(UsageKind.INVALID_MODE, text)
-        work = WorkTold(title, client._stack.runtime.wall())
+        work = WorkReport(title, client._stack.runtime.wall())
         task = client._stack.supervisor.background(self._run(client, shard, work, piece), title)
         self._running[shard] = task, work
         task.add_done_callback(lambda task: self._running.pop(shard, None))
 
-    async def _run(self, client: Client, shard: str, work: WorkTold, piece: Piece) -> None:
+    async def _run(self, client: Client, shard: str, work: WorkReport, piece: Piece) -> None:
         try:
             outcome = await piece(client, shard)
-        except Exception as error:  # the page tells
+        except Exception as error:  # the page shows it
             outcome = WorkResult(f"{type(error).__name__}: {error}", is_bad=True)
         done = work._replace(ended=client._stack.runtime.wall(), result=outcome.text, is_bad=outcome.is_bad)
-        self._done.setdefault(shard, deque(maxlen=TOLD)).append(done)
+        self._done.setdefault(shard, deque(maxlen=REPORTS_KEPT)).append(done)
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form that was sent; `InvalidUsage` for one that is too large."""
+    """The fields of a form; `InvalidUsage` for one that is too large."""
     data = b""
-    async for some in request.stream():
-        data += some
+    async for chunk in request.stream():
+        data += chunk
         if len(data) > FORM_BYTES_MAX:
             raise InvalidUsage(UsageKind.INVALID_MODE, f"a form of more than {FORM_BYTES_MAX:,} bytes")
     return dict(parse_qsl(data.decode("utf-8", "replace"), keep_blank_values=True))

@@ -91,7 +91,7 @@ def test_formats(tmp_path: Path) -> None:
     ("arguments", "status", "said"),
     [
         (["stock", "--as-of", "yesterday"], 2, "'yesterday' is none of"),
-        (["stock", "--as-of", "2026-01-01"], 2, "has no zone: say 2026-01-01T00:00:00Z, or"),
+        (["stock", "--as-of", "2026-01-01"], 2, "has no zone: write 2026-01-01T00:00:00Z or"),
         (["stock", "--json", "--format", "csv"], 2, "--json is --format ndjson"),
         (["none"], 1, "'none'"),
         (["raw", "--as-of", "2026-01-01T00:00Z"], 1, "INVALID_TIME"),
@@ -99,7 +99,7 @@ def test_formats(tmp_path: Path) -> None:
         (["stock", "--as-of", "2199-01-01T00:00Z"], 1, "is not complete at 2199-01-01 00:00:00Z"),
         (["stock", "--columns", "val.none"], 2, "--columns: no column 'val.none'; there are key, val, count"),
         (["raw", "--columns", "x"], 2, "no column 'x'; there are key, val\n"),
-        (["raw", "--where", "val = x"], 2, "a text stands in quotes"),
+        (["raw", "--where", "val = x"], 2, "write texts in quotes"),
     ],
 )
 def test_what_it_refuses(arguments: list[Any], status: int, said: str, tmp_path: Path) -> None:

@@ -240,9 +240,9 @@ def test_a_process_of_its_own(location: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environment", "options", "said"),
     [
-        ({}, [], "which location? Say --location DIR, or"),
+        ({}, [], "no location: use --location DIR, or"),
         ({"LOCATION": "a", "BLOB": "file:///b"}, [], "AIOPERSIST_LOCATION and AIOPERSIST_BLOB are both set"),
-        ({"CONSENSUS": "sqlite:///c"}, [], "AIOPERSIST_CONSENSUS is set, and AIOPERSIST_BLOB is not"),
+        ({"CONSENSUS": "sqlite:///c"}, [], "AIOPERSIST_CONSENSUS is set, but AIOPERSIST_BLOB is not"),
         ({"LOCATION": "/no/where"}, [], "there is no location at /no/where (AIOPERSIST_LOCATION)"),
         ({"LOCATION": "a"}, ["--location", "/no/where"], "there is no location at /no/where: check the path"),
         ({"LOCATION": "a"}, ["--blob", "file:///b"], "--blob and --consensus need each other"),

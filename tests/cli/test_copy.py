@@ -36,7 +36,7 @@ def test_copy_and_back(tmp_path: Path) -> None:
     first = aiopersist("copy", "stock", "--location", source, "--to-location", backup, "--verify")
     assert (first.status, first.err) == (0, "")
     assert "stock: 250 updates copied" in first.out
-    assert "the same at" in first.out
+    assert "equal at" in first.out
     asyncio.run(_put(source, 1))
     again = aiopersist("copy", "stock", "--location", source, "--to-location", backup, "--json")
     copied = json.loads(again.out)
@@ -92,7 +92,7 @@ def test_several(tmp_path: Path) -> None:
     places = ["--location", source, "--to-location", backup]
     done = aiopersist("copy", "stock", "orders", "stock", *places, "--verify")
     assert (done.status, done.err) == (0, "")
-    same = r"(\w+): 2 updates copied, up to .*; the same at (\d) of \2 times?\n"
+    same = r"(\w+): 2 updates copied, up to .*; equal at (\d) of \2 times?\n"
     assert [found[1] for found in re.finditer(same, done.out)] == ["stock", "orders"]
     assert len(done.out.splitlines()) == 2
     asyncio.run(_put(source, 1))
@@ -139,7 +139,7 @@ def test_one_of_several_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "users and its copy differ at" in done.err
     assert "orders and its copy differ at" in done.err
     text = aiopersist("copy", "users", "orders", *places, "--verify").out
-    assert text.count("; the same at 0 of ") == 2
+    assert text.count("; equal at 0 of ") == 2
 
 
 async def _end(folder: Path, name: str) -> None:
@@ -155,7 +155,7 @@ def test_which(tmp_path: Path) -> None:
     """Goal: nothing is begun without names or `--all`, with both, or with one name for several copies."""
     asyncio.run(_several(tmp_path / "a"))
     for arguments, why in (
-        ([], "name shards, or say --all"),
+        ([], "name shards, or use --all"),
         (["stock", "--all"], "not both"),
         (["stock", "users", "--as", "x"], "--as names one copy"),
         (["--all", "--as", "x"], "--as names one copy"),

@@ -73,7 +73,7 @@ def test_it_stores_follows_and_checks_the_repository_it_is_in(repository: Path) 
     assert f"{COMMITS} commits in" in result.out
     assert re.search(r"commits/s; 32 rows, [\d,]+ bytes", result.out)
     assert re.search(r"from append to subscriber: p50 [\d.]+ ms, p99 [\d.]+ ms", result.out)
-    assert f"{COMMITS} snapshots (33 rows) and the subscriber's contents are what git says" in result.out
+    assert f"{COMMITS} snapshots (33 rows) and the subscriber's contents equal git's" in result.out
     wins = [int(n) for n in re.findall(r"won (\d+)", result.out)]
     assert sum(wins) == COMMITS
 
@@ -84,7 +84,7 @@ def test_it_runs_on_every_location(repository: Path, location: tuple[str, str]) 
     blob, consensus = location
     result = here(repository, "--blob", blob, "--consensus", consensus)
     assert (result.status, result.err) == (0, "")
-    assert "are what git says" in result.out
+    assert "equal git's" in result.out
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_a_location_is_kept_and_gone_on_with(repository: Path, tmp_path: Path) -
     again = here(repository, "--location", kept, "--limit", 5)
     assert (again.status, again.err) == (0, "")
     assert "0 commits in" in again.out
-    assert "are what git says" in again.out
+    assert "equal git's" in again.out
 
 
 async def test_a_wrong_row_in_the_middle_is_found(repository: Path, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ async def test_a_wrong_row_in_the_middle_is_found(repository: Path, tmp_path: Pa
         await w.compare_and_append([(b"no-such-file", wrong, 0, 1)], 0, 1)
     result = await asyncio.to_thread(here, repository, "--location", tmp_path / "kept")
     assert result.status == 1
-    assert "is not what git says" in one_line(result)
+    assert "differs from git at" in one_line(result)
 
 
 def test_no_repository(tmp_path: Path) -> None:

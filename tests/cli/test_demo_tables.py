@@ -30,7 +30,7 @@ def test_on_every_location(location: tuple[str, str], tmp_path: Path) -> None:
     result = demo("--tables", "--limit", 20, "--blob", blob, "--consensus", consensus, cwd=tmp_path)
     if blob.startswith("mem:"):
         assert (result.status, result.out) == (2, "")
-        assert "lies in one process" in result.err
+        assert "exists in one process only" in result.err
     else:
         assert (result.status, result.err) == (0, "")
 
@@ -55,7 +55,7 @@ async def checked(client: ap.Client, spoil: str | None) -> int:
     """A bank with two transfers, one of them spoiled in some way, after its check."""
     demo = BankDemo(client, {}, Silent())  # type: ignore[arg-type]
     bank = demo.bank
-    demo.founded_at = await bank.found()
+    demo.opened_at = await bank.open_accounts()
     async with await bank.journal() as journal:
         for name in ("a", "b"):
             await bank.transfer(journal, name)

@@ -42,9 +42,9 @@ def test_a_directory(tmp_path: Path) -> None:
 
     asyncio.run(make())
     found = findings("--location", tmp_path / "data")
-    assert found["compare-and-set"] == ("refuses what is not expected", OK)
+    assert found["compare-and-set"] == ("refuses an unexpected version", OK)
     assert {"python", "pyarrow", "clock", "commit", "head", "put", "get", "blobs"} <= found.keys()
-    assert found["race"] == ("of 8 that commit at once one wins, 20 times", OK)
+    assert found["race"] == ("one of 8 writers wins, 20 times", OK)
     assert found["consensus journal_mode"] == ("wal", OK)
     assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file() and "doctor" in str(path)]
 

@@ -38,7 +38,7 @@ def test_an_erasure(location: Path) -> None:
     ada = ("erase", "people", "--location", location, "--wait", "0s", "--keys", "ada")
     would = aiopersist(*ada)
     assert would.status == 1 and "1 row in the contents" in would.out and "still in version" in would.out
-    assert "nothing was changed: say --yes" in would.err
+    assert "nothing was changed: add --yes" in would.err
     assert aiopersist("get", "people", "ada", "--location", location).out == '"ada@work"\n'
 
     held = aiopersist(*ada, "--yes")
@@ -67,7 +67,7 @@ def test_an_erasure_by_a_condition(location: Path) -> None:
     ("options", "told"),
     [
         ([], "say which rows: --keys KEY, or --where EXPR"),
-        (["--keys", "ada", "--wait", "soon"], "--wait 'soon' is none of"),
+        (["--keys", "ada", "--wait", "soon"], "--wait 'soon' is no duration"),
         (["--where", "nothing = 1"], "--where: no column 'nothing'"),
     ],
 )
@@ -80,8 +80,8 @@ def test_retain_and_compact_say_who_holds_history(location: Path) -> None:
     for command in (["retain", "people", "--keep", "0"], ["compact", "people"]):
         told = aiopersist(*command, "--location", location).out
         assert "history is held longer:" in told
-        assert "named hold 'nightly'" in told and "if its process is gone" in told
-        assert "subscription 'mailer'" in told and "until it acknowledges, or is forgotten" in told
+        assert "named hold 'nightly'" in told and "if its process has ended" in told
+        assert "subscription 'mailer'" in told and "until it acknowledges or is dropped" in told
         (result,) = map(json.loads, aiopersist(*command, "--json", "--location", location).out.splitlines())
         assert {holder["id"] for holder in result["held_by"]} == {"nightly", "mailer"}
     aiopersist("retain", "people", "--keep", "all", "--location", location)
@@ -92,11 +92,11 @@ def test_a_named_hold_can_be_ended(location: Path) -> None:
     at = ("--location", location)
     assert "nightly" in aiopersist("show", "people", *at).out
     refused = aiopersist("forget", "people", "nightly", *at)
-    assert refused.status == 1 and "it is a hold: aiopersist release ends it" in refused.err
+    assert refused.status == 1 and "this is a hold: aiopersist release ends it" in refused.err
     refused = aiopersist("release", "people", "mailer", *at)
-    assert refused.status == 1 and "it is a subscription: aiopersist forget drops it" in refused.err
+    assert refused.status == 1 and "this is a subscription: aiopersist forget drops it" in refused.err
     would = aiopersist("release", "people", "nightly", *at)
-    assert would.status == 0 and "nightly would be released" in would.out and "say --yes" in would.err
+    assert would.status == 0 and "nightly would be released" in would.out and "add --yes" in would.err
     assert "nightly" in aiopersist("show", "people", *at).out
     done = aiopersist("release", "people", "nightly", "--yes", "--json", *at)
     assert json.loads(done.out) == {"done": True, "kind": "named", "since": [0]}
@@ -111,7 +111,7 @@ def test_a_hold_and_a_critical_since_of_one_name(location: Path) -> None:
     beside(location, add)
     at = ("--location", location, "--yes")
     refused = aiopersist("release", "people", "nightly", *at)
-    assert refused.status == 1 and "say --kind" in refused.err
+    assert refused.status == 1 and "add --kind" in refused.err
     assert aiopersist("release", "people", "nightly", "--kind", "critical", *at).status == 0
     shown = aiopersist("show", "people", "--location", location).out
     assert "critical" not in shown and "nightly" in shown

@@ -195,7 +195,9 @@ def test_integers_of_more_than_64_bits_are_refused_in_a_new_table(tmp_path: Path
     file.write_text('{"k":"x 12345678901234567890","v":1}\n{"k":"b","v":-12345678901234567890}\n')
     done = run(tmp_path / "there", "load", "cards", file, "--key", "k")
     assert done.status == 1
-    assert "row 2: v: -12345678901234567890 is no float: in quotes it is a text" in " ".join(done.err.split())
+    assert "row 2: v: -12345678901234567890 is no float: write it in quotes, as a text" in " ".join(
+        done.err.split()
+    )
     file.write_text('{"k":"a","v":9223372036854775807}\n{"k":"b","v":-9223372036854775808}\n')
     assert run(tmp_path / "there", "load", "cards", file, "--key", "k").status == 0
 
@@ -204,7 +206,7 @@ def test_what_json_lacks_is_not_dumped_as_text(location: Path, tmp_path: Path) -
     file = tmp_path / "odd.ndjson"
     done = run(location, "dump", "odd", "--to", file)
     assert done.status == 1
-    assert "has neither NaN nor infinities, and 'val' has: choose parquet, arrow or csv" in " ".join(
+    assert "cannot hold the NaN or infinity in 'val': choose parquet, arrow or csv" in " ".join(
         done.err.split()
     )
     assert not file.exists()

@@ -146,7 +146,7 @@ def test_the_location_is_made(tmp_path: Path) -> None:
         assert f"there is no location at {place}: check the path" in refused.err
     assert not place.exists()
     made = aiopersist("load", "x", file, "--key", "key", "--location", place)
-    assert made == (0, "x: 1 row loaded, a new table\n", f"a new location was made: {place}\n")
+    assert made == (0, "x: 1 row loaded, a new table\n", f"created a new location: {place}\n")
     again = aiopersist("load", "x", file, "--key", "key", "--json", "--location", place)
     assert (json.loads(again.out)["new"], again.err) == (False, "")
     urls = ["--blob", f"file://{tmp_path}/b", "--consensus", f"sqlite://{tmp_path}/state.db"]
@@ -196,7 +196,7 @@ def test_columns_that_are_no_fields(location: Path, tmp_path: Path) -> None:
     keys = ["--key", "region", "--key", "number"]
     aiopersist("dump", "stock", "--to", file, "--location", location)
     whole = file.read_text().split("\n", 1)
-    for header, said in (("good", "no column 'good': the fields of the val are count, name"),
+    for header, said in (("good", "no column 'good': the fields of the value are count, name"),
                          ("weight", "no column 'weight'")):  # fmt: skip
         file.write_text(whole[0].replace(header, "colour") + "\n" + whole[1])
         done = aiopersist("load", "stock", file, *keys, "--location", location)
@@ -218,7 +218,7 @@ def test_nanoseconds(location: Path, tmp_path: Path) -> None:
         done = aiopersist("load", f"ns {count}", tmp_path / "ns.parquet", "--key", "key",
                           "--location", location)  # fmt: skip
         assert done.status == status
-    assert "would lose data: 1001; nothing was written; 'ns 1001' was made, and is empty" in done.err
+    assert "would lose data: 1001; nothing was written; 'ns 1001' was created and is empty" in done.err
 
 
 BAD = [
@@ -231,7 +231,7 @@ BAD = [
     pytest.param("ndjson", '{"key":"a","val":1}\n{"key":"b"}\n', "row 2: ", id="absent"),
     pytest.param("ndjson", 'null\n{"key":"a","val":1}\n', "row 1: ", id="null"),
     pytest.param("csv", "id,val\na,1\n", "no column 'key'", id="no key column"),
-    pytest.param("csv", "key\na\n", "no column beside", id="no val column"),
+    pytest.param("csv", "key\na\n", "there are only columns of the key", id="no val column"),
     pytest.param("csv", "key,val,val\na,1,2\n", "two columns have the same name", id="a name twice"),
     pytest.param("parquet", "nonsense", "", id="no Parquet"),
     pytest.param("arrow", "nonsense", "", id="no Arrow"),
@@ -262,9 +262,9 @@ def test_a_name_twice_in_what_is_new(tmp_path: Path) -> None:
 
 def test_what_cannot_begin(location: Path, tmp_path: Path) -> None:
     for arguments, problem in (
-        (["load", "plain", tmp_path / "nothing.csv", "--key", "key"], "there is no such file"),
-        (["load", "plain", tmp_path / "nothing", "--key", "key"], "say its --format"),
-        (["dump", "plain", "--to", tmp_path / "x.table", "--format", "table"], "for people"),
+        (["load", "plain", tmp_path / "nothing.csv", "--key", "key"], "no such file"),
+        (["load", "plain", tmp_path / "nothing", "--key", "key"], "add --format"),
+        (["dump", "plain", "--to", tmp_path / "x.table", "--format", "table"], "for terminals"),
         (["dump", "plain", "--to", tmp_path / "no" / "x.csv"], "No such file"),
     ):
         done = aiopersist(*arguments, "--location", location)
@@ -278,7 +278,7 @@ def test_what_cannot_begin(location: Path, tmp_path: Path) -> None:
         done = aiopersist("load", shard, tmp_path / "x.csv", "--key", "key", "--mode", wanted,
                           "--location", location)  # fmt: skip
         assert done.status == 2
-        assert "say --mode" in done.err
+        assert "use --mode" in done.err
 
 
 def test_layout() -> None:
@@ -343,11 +343,11 @@ def test_single_entries(location: Path) -> None:
         (["put", "plain", "a", '"x"'], "val: expected int, got "),
         (["put", "plain", "a", "null"], "val: expected int, got "),
         (["put", "plain", "a", "true"], "val: expected int, got "),
-        (["put", "stock", key, "{}"], "lacks 'count'"),
+        (["put", "stock", key, "{}"], "needs 'count'"),
         (["put", "stock", key, json.dumps({**item, "colour": 1})], "has no 'colour'"),
         (["put", "stock", key, json.dumps({**item, "day": "yesterday"})], "day: expected date, got "),
         (["get", "stock", "eu"], "KEY: expected JSON of a struct"),
-        (["get", "stock", '{"region": "eu"}'], "lacks 'number'"),
+        (["get", "stock", '{"region": "eu"}'], "needs 'number'"),
         (["get", "plain", "a", "--as-of", "today"], "--as-of"),
     ):
         refused = run(*wrong)
@@ -364,12 +364,11 @@ def test_a_text_wants_quotes(tmp_path: Path) -> None:
     refused = aiopersist("put", "x", "2", "hello", *place)
     assert (refused.status, refused.out) == (2, "")
     assert (
-        "val: expected str, got 'hello': a text stands in double quotes, as JSON has it: '\"hello\"'"
-        in refused.err
+        "val: expected str, got 'hello': write texts in double quotes, as in JSON: '\"hello\"'" in refused.err
     )
     assert "KEY: expected int, got 'two'\n" in aiopersist("put", "x", "two", '"hello"', *place).err
     assert re.match(
-        r"x: in at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", aiopersist("put", "x", "2", '"b"', *place).out
+        r"x: written at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", aiopersist("put", "x", "2", '"b"', *place).out
     )
 
 

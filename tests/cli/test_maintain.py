@@ -128,7 +128,7 @@ async def test_one_round_does_what_is_due(tmp_path: Path) -> None:
     first = await maintain("--location", tmp_path, "--once")
     assert (first.status, first.err) == (0, "")
     said = re.fullmatch(
-        r"2 of 2 shards had changed: (\d+) compactions, 2 collections of (\d+) parts and (\d+) versions\n"
+        r"2 of 2 shards changed: (\d+) compactions, 2 collections of (\d+) parts and (\d+) versions\n"
         r"swept 1 leaked blob of 1,000 B\n",
         first.out,
     )
@@ -300,7 +300,7 @@ async def test_the_loop_goes_on_beside_a_shard_that_is_damaged(tmp_path: Path) -
         await until(lambda: is_tended(client, "later"))
         result = await loop.told(signal.SIGTERM)
         assert result.status == 0
-        assert "a round was cut off: " in result.out
+        assert "a round failed: " in result.out
 
 
 async def is_at_work(client: Any, names: list[str]) -> bool:

@@ -156,7 +156,7 @@ def test_a_pipe_can_be_loaded(location: Path, tmp_path: Path) -> None:
     refused = aiopersist(
         "load", "new", "/dev/null", "--key", "key", "--format", "csv", "--location", location
     )
-    assert refused.status == 1 and "is no regular file: it says no types" in refused.err
+    assert refused.status == 1 and "is no regular file: it has no types" in refused.err
 
 
 async def test_two_that_write_one_file_at_once(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def sends(changes: list[Any], begin: int, sizes: list[int], place: EventPlace) -
             sent, places = step.take(part, is_last=is_last)
             found += [(c.key, str(p)) for c, p in zip(sent, places, strict=True)]
             assert all("\n" not in str(p) for p in places)
-        place, left = step.behind, step.left
+        place, left = step.behind, step.to_skip
     return found
 
 

@@ -63,7 +63,7 @@ async def status_of(app: Any, path: str, last: str) -> int:
         await caller.begun()
         if caller.status == 400:
             await caller.done()
-            assert b"no stream like this one gave it: begin anew" in caller.body
+            assert b"it was not issued by a stream like this one: start again" in caller.body
         return caller.status
 
 

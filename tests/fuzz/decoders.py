@@ -66,7 +66,7 @@ from aiopersist.storage.objects.tails import unpacked
 from aiopersist.storage.postgres.hints import heard
 from aiopersist.storage.urls import open_blob, open_consensus, parse_location
 from aiopersist.web.reading import RowPlace, RowTrail
-from aiopersist.web.rows import key_given
+from aiopersist.web.rows import parse_key
 from aiopersist.write import transmit
 from aiopersist.write.checks import check_once
 from tests.compatibility.write import PRICES
@@ -189,7 +189,7 @@ def web_key(data: str) -> None:
     others = pa.timestamp("us", "UTC"), pa.decimal128(9, 2), pa.bool_()
     for of in (pa.string(), pa.binary(), pa.int64(), *others, struct):
         with suppress(ValueError):
-            key_given(data, of)
+            parse_key(data, of)
 
 
 def url(data: str) -> None:

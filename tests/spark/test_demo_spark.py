@@ -53,4 +53,4 @@ async def test_it_loads_follows_compacts_and_checks(repository: Path, tmp_path: 
             await writer.compare_and_append([(b"no-such-file", wrong, 0, 1)], 0, 1)
     third = await asyncio.to_thread(demo, repository, "--spark", "--location", kept)
     assert third.status == 1
-    assert "is not what git says" in third.err  # after what Java has to say
+    assert "differs from git at" in third.err  # after what Java has to say

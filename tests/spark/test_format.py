@@ -89,7 +89,7 @@ SELDOM = {
 
 BAD_WRITES: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "unknown option": ("s", "append", {"as_of": 1}, "unknown option 'asof'"),
-    "no keys": ("nope", "append", {}, "say by keys="),
+    "no keys": ("nope", "append", {}, "in keys="),
     "unknown key": ("nope", "append", {"keys": "q"}, "'q' is no column"),
     "apply": ("s", "append", {"apply": "merge"}, "none of insert, upsert, delete"),
     "upsert and overwrite": ("s", "overwrite", {"apply": "upsert"}, "use mode append"),

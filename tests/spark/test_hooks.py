@@ -137,7 +137,7 @@ def test_what_cannot_be_planned_is_told_by_tasks(place: str, name: str) -> None:
     planned = source(place, name, txn_app_id="app").streamWriter(columns(), False)
     message = sent(planned).write(some(("a", 1)))
     committer = source(place, name, txn_app_id="app").streamWriter(columns(), False)
-    with pytest.raises(ap.InvalidUsage, match="say by keys="):
+    with pytest.raises(ap.InvalidUsage, match="in keys="):
         committer.commit([message], 0)
     committer.abort([message], 0)
     assert not names(place)

@@ -68,7 +68,7 @@ async def test_a_shard_that_others_use_stays() -> None:
             await writer.compare_and_append([], 0, 0, txn=("job", 1))
         await remove_new_shard(client, plan)
         assert set(await client.list_shards()) == {"s"}
-        assert (await plan_write(client, columns, SPEC)).made is False
+        assert (await plan_write(client, columns, SPEC)).is_new is False
 
 
 async def test_a_job_that_cannot_be_planned_makes_nothing() -> None:

@@ -132,7 +132,7 @@ def test_live_changes_come_while_they_are_followed(served: Served, browser: Brow
         expect(pane.locator("tbody")).to_contain_text(VALS["a script"])
         assert page.evaluate("typeof pwned") == "undefined"
         pane.get_by_role("button", name="Stop").click()
-        expect(pane.get_by_role("status")).to_have_text("Not followed.")
+        expect(pane.get_by_role("status")).to_have_text("Not following.")
 
 
 def test_the_slider_moves_through_time_by_keyboard(served: Served, browser: Browser) -> None:
@@ -186,10 +186,10 @@ def test_a_shard_whose_state_takes_long_follows(
     served: Served, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with visiting(browser, served.address) as visitor:
-        monkeypatch.setattr("aiopersist.web.known.WAIT_S", 0.0)
+        monkeypatch.setattr("aiopersist.web.cache.WAIT_S", 0.0)
         page = visitor.open(of("shard", "orders"))
         expect(page.get_by_role("status")).to_have_text("The state of the shard is being read.")
-        monkeypatch.setattr("aiopersist.web.known.WAIT_S", 30.0)
+        monkeypatch.setattr("aiopersist.web.cache.WAIT_S", 30.0)
         expect(page.get_by_role("heading", level=1)).to_have_text("orders")
 
 

@@ -11,7 +11,7 @@ from aiopersist.base.frontier import Antichain
 from aiopersist.maintenance.inspect import BatchView, HoldView, ShardView
 from aiopersist.state.model import Claim, Clock, Level, SpineBatch
 from aiopersist.web.picture import GUTTER, NARROW, WIDTH, picture
-from aiopersist.web.ticks import MOST, ticks
+from aiopersist.web.ticks import TICKS_MAX, ticks
 
 
 @dataclass
@@ -115,7 +115,7 @@ def test_on_a_wall_clock_it_does_not_begin_in_1970() -> None:
     first, second = drawn.boxes
     assert first.x == GUTTER
     assert second.width > 0.9 * (WIDTH - GUTTER - 8)
-    assert 2 <= len(drawn.ticks) <= MOST + 1
+    assert 2 <= len(drawn.ticks) <= TICKS_MAX + 1
 
 
 @pytest.mark.parametrize("since", [0, 1_500, 900_000])
@@ -209,6 +209,6 @@ def test_a_new_shard_and_a_closed_one_have_a_picture() -> None:
 @pytest.mark.parametrize("span", [1, 7, 60, 3_599, 10**6, 59_999_999, 86_400 * 10**6, 10**15, 2**62])
 def test_ticks_are_few_and_within(clock: Clock, span: int) -> None:
     found = ticks(1_000_000, 1_000_000 + span, clock)
-    assert len(found) <= MOST + 1
+    assert len(found) <= TICKS_MAX + 1
     assert all(1_000_000 <= tick.time <= 1_000_000 + span for tick in found)
     assert len({tick.label for tick in found}) == len(found)

@@ -32,7 +32,7 @@ async def outcome(http: httpx.AsyncClient, shard: str = "orders", **form: Any) -
     sent = await http.post("/do", data={**query, "form": await secret_of(http, shard), **form})
     assert sent.status_code == 303, words(sent)
     assert sent.headers["location"] == f"shard?name={shard}#work"
-    while "under way for" in (said := words(await http.get("/shard", params=query))):
+    while "running for" in (said := words(await http.get("/shard", params=query))):
         await asyncio.sleep(0.01)
     return said
 
@@ -40,11 +40,13 @@ async def outcome(http: httpx.AsyncClient, shard: str = "orders", **form: Any) -
 async def test_each_piece_of_work_is_done_and_told(quiet_mem: ap.Client) -> None:
     await filled(quiet_mem)
     async with pages(quiet_mem, write=True) as http:
-        assert "All is intact: read 5 parts with 5 updates." in await outcome(http, action="fsck")
-        assert "All batches are one." in await outcome(http, action="compact")
+        assert "All data is intact: read 5 parts with 5 updates." in await outcome(http, action="fsck")
+        assert "All batches were merged into one." in await outcome(http, action="compact")
         assert len((await quiet_mem.inspect("orders")).batches) == 1
         assert re.search(r"Deleted \d+ parts? and \d+ versions?", await outcome(http, action="gc"))
-        assert "Maintenance keeps 7 days." in await outcome(http, action="retain", keep="7", unit="days")
+        assert "Maintenance keeps the last 7 d." in await outcome(
+            http, action="retain", keep="7", unit="days"
+        )
         retention = (await quiet_mem.inspect("orders")).retention
         assert retention is not None
         assert retention.seconds == 7 * 86_400
@@ -60,7 +62,7 @@ async def test_an_indexed_is_checked(quiet_mem: ap.Client) -> None:
     async with pages(quiet_mem, write=True) as http:
         page = (await http.get("/shard", params={"name": "ix"})).text
         assert re.findall(r'name="action" value="(\w+)"', page) == ["fsck"]
-        assert "All is intact: read 1 part with 1 update." in await outcome(http, "ix", action="fsck")
+        assert "All data is intact: read 1 part with 1 update." in await outcome(http, "ix", action="fsck")
         assert "UnknownShard" in await outcome(http, "ix", action="compact")
 
 
@@ -170,15 +172,15 @@ async def test_one_piece_of_work_at_a_time_and_a_failure_is_told(
         await may_end.wait()
         raise ap.Corruption("<b>it is damaged</b>")
 
-    monkeypatch.setattr(quiet_mem, "force_compaction", fail)
+    monkeypatch.setattr(quiet_mem.admin, "force_compaction", fail)
     async with pages(quiet_mem, write=True) as http:
         form = {**ORDERS, "form": await secret_of(http), "action": "compact"}
         assert (await http.post("/do", data=form)).status_code == 303
         again = await http.post("/do", data={**form, "action": "gc"})
         assert again.status_code == 400
-        assert "Compaction of this shard is under way" in words(again)
+        assert "Compaction of this shard is running" in words(again)
         may_end.set()
-        while "under way for" in (await http.get("/shard", params=ORDERS)).text:
+        while "running for" in (await http.get("/shard", params=ORDERS)).text:
             await asyncio.sleep(0.01)
         page = await http.get("/shard", params=ORDERS)
     assert "Corruption: &lt;b&gt;it is damaged&lt;/b&gt;" in page.text

@@ -1,11 +1,10 @@
-// What the pages do by themselves where scripts run. Each works without it, by a click.
+// Conveniences of the pages. Everything works without scripts, too, by clicks.
 "use strict";
 (() => {
   const LOOK_MS = 2000, SOON_MS = 300, LIVE_ROWS = 300;
   let looking = false;
 
-  // Panes that are marked as live take the contents that the same address has now. A pane that is being
-  // used stays as it is.
+  // Refresh live panes from the same address, except a pane that is in use.
   async function look() {
     const panes = [...document.querySelectorAll("[data-live]")];
     if (!panes.length || document.hidden || looking) return;
@@ -27,7 +26,7 @@
         pane.querySelectorAll(".scroll").forEach((s, i) => { if (left[i]) s.scrollLeft = left[i]; });
       }
     } catch {
-      // The server is away: the next look tries again.
+      // The server does not answer: the next refresh tries again.
     } finally {
       looking = false;
     }
@@ -38,7 +37,7 @@
     return selection && !selection.isCollapsed && pane.contains(selection.anchorNode);
   }
 
-  // A pane that waits for its rows asks again soon.
+  // A pane that waits for its rows refreshes sooner.
   function again() {
     if (document.querySelector("[data-soon]")) look().then(() => setTimeout(again, SOON_MS));
   }
@@ -49,7 +48,7 @@
   for (const select of document.querySelectorAll("select[name=sort]"))
     select.addEventListener("change", () => select.form.requestSubmit());
 
-  // The slider says its time while it moves, and asks for it when it rests.
+  // The slider shows its time while it moves, and loads it when released.
   for (const slider of document.querySelectorAll("input[type=range]")) {
     const written = document.getElementById(slider.dataset.writes);
     const { first, last, clock } = slider.dataset;
@@ -67,23 +66,23 @@
     return text.slice(0, 19) + "." + String(micros % 1000000n).padStart(6, "0");
   }
 
-  // Live changes: the newest on top, texts as texts.
+  // Live changes, newest on top; never parsed as HTML.
   for (const pane of document.querySelectorAll("[data-stream]")) {
     const button = pane.querySelector("button"), said = pane.querySelector("[role=status]");
     const head = pane.querySelector("thead"), body = pane.querySelector("tbody");
     let source = null, seen = 0;
     pane.hidden = false;
-    button.addEventListener("click", () => (source ? stop("Not followed.") : follow()));
+    button.addEventListener("click", () => (source ? stop("Not following.") : follow()));
 
     function follow() {
       source = new EventSource(pane.dataset.stream);
       button.setAttribute("aria-pressed", "true");
       button.textContent = "Stop";
-      said.textContent = "Connecting.";
+      said.textContent = "Connecting…";
       source.onmessage = (event) => take(JSON.parse(event.data));
       source.onerror = () => {
         if (source && source.readyState === EventSource.CLOSED) stop("The stream ended.");
-        else said.textContent = "The server is away: trying again.";
+        else said.textContent = "No connection; trying again.";
       };
     }
 
@@ -98,7 +97,7 @@
     function take(event) {
       if (event.end !== undefined) return stop(event.end);
       seen += event.rows.length + event.more;
-      if (event.upper) said.textContent = `${seen} updates so far; complete up to ${event.upper}.`;
+      if (event.upper) said.textContent = `${seen} updates so far; complete before ${event.upper}.`;
       const rows = event.rows.map(row);
       if (event.more) rows.push(line([`and ${event.more} more`]));
       body.prepend(...rows.reverse());
@@ -107,21 +106,21 @@
     }
 
     function row({ cells, time, diff }) {
-      const made = line([time, (diff > 0 ? "+" : "") + diff, ...cells]);
-      made.cells[1].className = "n diff " + (diff > 0 ? "plus" : "minus");
-      return made;
+      const changed = line([time, (diff > 0 ? "+" : "") + diff, ...cells]);
+      changed.cells[1].className = "n diff " + (diff > 0 ? "plus" : "minus");
+      return changed;
     }
 
     function line(texts) {
-      const made = document.createElement("tr");
-      made.className = "fresh";
+      const tr = document.createElement("tr");
+      tr.className = "fresh";
       for (const text of texts) {
-        const cell = made.insertCell(), isolated = document.createElement("bdi");
+        const cell = tr.insertCell(), isolated = document.createElement("bdi");
         cell.className = "cell";
         isolated.textContent = text;
         cell.append(isolated);
       }
-      return made;
+      return tr;
     }
   }
 })();

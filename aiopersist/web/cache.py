@@ -1,6 +1,6 @@
-"""What an inspector keeps of a client between two pages: its census, the last shards, counts under way.
+"""Data that an inspector keeps for a client between two pages: the census, recent shards, running counts.
 
-All work that goes on behind a page is a task of the client: it ends with the client.
+Background work runs as tasks of the client, so it ends with the client.
 """
 
 import asyncio
@@ -21,44 +21,44 @@ from aiopersist.web.work import Works
 
 T = TypeVar("T")
 
-WAIT_S = 0.15  # for the state of a shard: a page has more to do
-SHARDS_KEPT = 8  # otherwise each page would load the state anew
+WAIT_S = 0.15  # for the state of a shard: the page has other work, too
+SHARDS_KEPT = 8  # so that not every page loads the state again
 
 
 class StillReading(Exception):
-    """A page that cannot be shown yet: it should be asked for again, soon."""
+    """The page is not ready: the browser should ask again soon."""
 
 
 class Count(Generic[T]):
-    """Something that takes long to count, and its last result."""
+    """A count that takes long, and its last result."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self.result: T | None = None
         self.at: float | None = None
-        """When the result came, in Unix seconds."""
+        """When the count ended, in Unix seconds."""
         self.problem: str | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def running(self) -> bool:
-        """Whether it is being counted."""
+        """Whether a count is running."""
         return self._task is not None and not self._task.done()
 
     def begin(self, supervisor: Supervisor, count: Callable[[], Coroutine[Any, Any, T]], name: str) -> None:
-        """Count it in the background, unless that is under way."""
+        """Start a count in the background, unless one is running."""
         if not self.running:
             self._task = supervisor.background(self._count(count), name)
 
     async def _count(self, count: Callable[[], Coroutine[Any, Any, T]]) -> None:
         try:
             self.result, self.problem = await count(), None
-        except Exception as error:  # the page says so
+        except Exception as error:  # the page shows it
             self.problem = f"{type(error).__name__}: {error}"
         self.at = self._runtime.wall()
 
 
-class Known:
+class ClientCache:
     """See the header. One per client."""
 
     def __init__(self, client: Client) -> None:
@@ -72,7 +72,7 @@ class Known:
         self._opening: dict[str, asyncio.Task[Shard]] = {}
 
     async def shard_soon(self, client: Client, name: str) -> Shard:
-        """As `shard`; `StillReading` if that takes longer than a page may: then it goes on."""
+        """As `shard`, but raises `StillReading` after `WAIT_S`; the reading continues."""
         task = self._opening.get(name)
         if task is None:
             work = self.shard(client, name)
@@ -85,8 +85,8 @@ class Known:
         return task.result()
 
     async def shard(self, client: Client, name: str) -> Shard:
-        """The shard or `Indexed` of that name or id, with its newest state; `UnknownShard`,
-        `ShardFinalized`. The last few are kept, so that their next page reads what is new alone."""
+        """The shard or `Indexed` with this name or id, and its newest state. The last few stay in memory, so
+        their next page reads only new versions. `UnknownShard`, `ShardFinalized`."""
         with client._shards.calls.call():
             shard = client._shards.at(await resolve_any(client._stack, name), name)
             await shard.open()
