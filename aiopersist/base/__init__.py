@@ -1,13 +1,13 @@
-"""The ground that every package stands on. Nothing here knows shards, stores or columns.
+"""The ground of all packages. Nothing here knows shards, stores or columns.
 
 | module                   | what it has                                                                 |
 |--------------------------|-----------------------------------------------------------------------------|
-| `errors`                 | every error, and what a caller should do about it                           |
+| `errors`                 | all errors, and what a caller should do about each                          |
 | `frontier`               | times, frontiers, descriptions                                              |
-| `settings`               | every limit, with its unit and its reason                                   |
+| `settings`               | all limits, with units and reasons                                          |
 | `runtime`                | the only access to clocks, randomness, ids and sleep                        |
-| `resource`, `supervisor` | the life of every handle, and of every task                                 |
-| `failures`, `ending`     | how background work backs off; how tasks end                                |
-| `threads`, `progress`    | worker threads; how far long work has come                                  |
-| `user_functions`         | calls of functions that a user gives                                        |
+| `resource`, `supervisor` | the life of handles, and of tasks                                           |
+| `failures`, `ending`     | pauses of background work after failures; the end of tasks                  |
+| `threads`, `progress`    | worker threads; progress of long work                                       |
+| `user_functions`         | calls of functions of users                                                 |
 """

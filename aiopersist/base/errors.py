@@ -1,13 +1,13 @@
 """The errors. The type of an error says what the caller should do, and whether the operation happened.
 
-- The program is wrong, fix it: `InvalidUsage`, `InvalidUpdate`, `CodecMismatch`, `IncompatibleSchema`,
+- The program is wrong; fix it: `InvalidUsage`, `InvalidUpdate`, `CodecMismatch`, `IncompatibleSchema`,
   `InvalidLocation`, `Unsupported`.
-- An expected race, look and go on: `UpperMismatch`, `SinceViolation`, `NotReadable`,
+- An expected race; look at the state and continue: `UpperMismatch`, `SinceViolation`, `NotReadable`,
   `OpaqueMismatch`, `SchemaMismatch`, `LeaseExpired`, `BatchExpired`, `AlreadyAppended`,
   `UnknownShard`, `ShardFinalized`, `SubscriptionExpired`, `KeyExists`, `Conflict`.
 - The store failed: `StorageUnavailable` is *determinate* (the operation surely did not happen),
-  `Indeterminate` is not (it may have happened, or may still). There is nothing in between: a backend maps
-  each error of its driver to one of the two, once, at its edge.
+  `Indeterminate` is not (it may have happened, or may still happen). There is no third kind: a backend maps
+  each error of its driver to one of the two.
 - The data is wrong: `Corruption` is never served as data; `DiffOverflow` names a sum beyond 64 bits.
 
 Messages write frontiers as `{3}`, `{(0, 11), (10, 1)}`, `{}`.
@@ -18,21 +18,21 @@ from typing import Any
 
 
 class Error(Exception):
-    """The root of every error of this library. `shard_id` is the id of the shard, if the error is about one;
-    the text names the shard as the caller opened it."""
+    """The base of all errors of this library. `shard_id` is the id of the shard, if the error is about one;
+    the text has the name by which the caller opened it."""
 
     def __init__(self, message: str, *, shard_id: str | None = None) -> None:
         super().__init__(message)
         self.shard_id = shard_id
         self.label: str | None = None
-        """The shard as the user calls it: `shard 'orders'`. Set where the error leaves the library."""
+        """The label of the shard: `shard 'orders'`. Set when the error leaves the library."""
 
     def __str__(self) -> str:
         text = super().__str__()
         label = self.label or (self.shard_id and f"shard {self.shard_id}")
         return text if not label or label in text else f"{label}: {text}"
 
-    def __reduce__(self) -> tuple[Any, ...]:  # subclasses take other arguments than their message
+    def __reduce__(self) -> tuple[Any, ...]:  # the arguments of subclasses are not their message
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
@@ -44,7 +44,7 @@ def _rebuild(cls: type[Error], args: tuple[Any, ...], attributes: dict[str, Any]
 
 
 def shown(value: object, limit: int = 80) -> str:
-    """The repr of a value for a message: a long one is cut, and keeps its last bracket or quote."""
+    """The repr of a value for a message. A long repr is cut, and keeps its last bracket or quote."""
     text = repr(value)
     if len(text) <= limit:
         return text
@@ -53,7 +53,7 @@ def shown(value: object, limit: int = 80) -> str:
 
 
 def to_install(extra: str) -> str:
-    """What to do where an extra of the library is missing. The library is not on PyPI."""
+    """How to install a missing extra of the library, which is not on PyPI."""
     return f"pip install '.[{extra}]' in a clone of aiopersist"
 
 
@@ -90,8 +90,8 @@ class UsageKind(StrEnum):
 
 
 class InvalidUsage(Error, ValueError):
-    """The caller's bug: fix the program. `kind` says which bug; the values at fault are attributes
-    (`lower`, `upper`, `time`, ..., depending on the kind)."""
+    """A bug of the caller: fix the program. `kind` tells the kind of bug. Depending on it, there are
+    attributes with the wrong values (`lower`, `upper`, `time`, ...)."""
 
     def __init__(self, kind: UsageKind, message: str, *, shard_id: str | None = None, **values: Any) -> None:
         super().__init__(f"{kind}: {message}", shard_id=shard_id)
@@ -112,8 +112,8 @@ class InvalidUpdate(Error, ValueError):
 
 
 class CodecMismatch(Error):
-    """The shard is stored with another schema than the requested one. Request the stored one (a reader
-    without a schema does), or evolve it: `client.compare_and_evolve_schema`."""
+    """The shard has another schema than the requested one. Request the stored schema (a reader without a
+    schema does that), or evolve it: `client.compare_and_evolve_schema`."""
 
     def __init__(
         self, requested: object, actual: object, *, differences: str = "", shard_id: str | None = None
@@ -125,7 +125,7 @@ class CodecMismatch(Error):
 
 
 class IncompatibleSchema(Error):
-    """The new schema does more than add optional fields, the only way in which a schema may evolve."""
+    """The new schema does more than add optional fields, which is the only allowed change."""
 
 
 class InvalidLocation(Error, ValueError):
@@ -133,8 +133,8 @@ class InvalidLocation(Error, ValueError):
 
 
 class Unsupported(Error):
-    """This backend cannot do it, and nothing was written; or Python has no such value: read it as Arrow
-    data."""
+    """This backend does not support the operation, and nothing was written. Or Python cannot represent a
+    value: read it as Arrow data."""
 
 
 class UnknownShard(Error, LookupError):
@@ -142,7 +142,7 @@ class UnknownShard(Error, LookupError):
 
 
 class ShardFinalized(Error):
-    """The shard was dropped or finalized: nothing can be read or written any more."""
+    """The shard was dropped or finalized. It cannot be read or written."""
 
 
 class SchemaMismatch(Error):
@@ -175,8 +175,8 @@ class SinceViolation(Error):
 
 
 class NotReadable(Error):
-    """Time `as_of` is not complete yet: wait until `upper` has passed it. `as_of` is `None` where no time is
-    complete: nothing was appended yet."""
+    """Time `as_of` is not complete yet: wait until `upper` has passed it. `as_of` is `None` if nothing was
+    appended yet."""
 
     def __init__(self, as_of: object, upper: object, *, shard_id: str | None = None) -> None:
         what = "nothing was appended yet" if as_of is None else f"as_of {as_of} is not complete"
@@ -186,7 +186,7 @@ class NotReadable(Error):
 
 
 class OpaqueMismatch(Error):
-    """Another owner has taken over; stop. `actual` is `None` where the hold was released."""
+    """Another owner has taken over: stop. `actual` is `None` if the hold was released."""
 
     def __init__(
         self, expected: object, actual: object, *, text: str | None = None, shard_id: str | None = None
@@ -202,18 +202,18 @@ class LeaseExpired(Error):
 
 
 class SubscriptionExpired(Error):
-    """The subscription has acknowledged nothing for longer than it may while there was
-    something, and gave up its position: open it with `start=`, which says where it begins anew."""
+    """The subscription had updates, acknowledged none for longer than it may, and gave up its position. Open
+    it with `start=`, which says where it begins again."""
 
 
 class BatchExpired(Error):
-    """The registration of the writer that built the batch is gone: build the batch again. An append of rows
-    registers anew and uploads again by itself; it raises this only if the rows came from an iterator and the
-    sweep has deleted their parts meanwhile, or if it loses its registration several times in a row."""
+    """The writer that built the batch is no longer registered: build the batch again. An append of rows
+    registers and uploads again by itself. It raises this only if the rows came from an iterator and the sweep
+    has deleted their parts, or if it loses its registration several times in a row."""
 
 
 class AlreadyAppended(Error):
-    """This very batch was appended before, perhaps by another process. Nothing was written."""
+    """This batch was appended before, perhaps by another process. Nothing was written."""
 
 
 class KeyExists(Error):
@@ -226,7 +226,7 @@ class KeyExists(Error):
 
 
 class Conflict(Error):
-    """What a transaction read has changed, as often as it was tried (`max_attempts=`). `keys` are pairs of
+    """The reads of a transaction had changed at each of its attempts (`max_attempts=`). `keys` are pairs of
     the name of a table and a key, or a `ReadRange`. Nothing was written."""
 
     def __init__(self, keys: object, *, shard_id: str | None = None) -> None:
@@ -244,7 +244,7 @@ class StorageUnavailable(Error):
 
 
 class Indeterminate(Error):
-    """The operation may have happened, or may still; the message says what to check."""
+    """The operation may have happened, or may still happen. The message says what to check."""
 
 
 class Corruption(Error):

@@ -1,10 +1,10 @@
-"""How background work treats an exception, foreseen or not: count it, log it, and back off.
+"""How background work treats exceptions: it counts them, logs them, and backs off.
 
-- `Failures` counts every failure, and logs each kind (which work, which type) once per interval, so that work
-  that always fails does not fill the log. The next line of a kind says how many failures it stands for.
-- `Backoff` pauses a loop: after each failure longer than after the one before, until a success.
+- `Failures` counts all failures, and logs each kind (the work and the type) once per interval, so that work
+  that always fails does not fill the log. The next line of a kind has the number of failures since.
+- `Backoff` pauses a loop after a failure, longer each time, until a success.
 
-So a bug of ours, or an unforeseen value, costs a few tries a minute, never a busy loop.
+So a bug, or an unexpected value, costs a few tries a minute, and never a busy loop.
 """
 
 import logging
@@ -17,20 +17,19 @@ from aiopersist.base.runtime import Runtime
 
 log = logging.getLogger("aiopersist").getChild("background")
 
-LOG_EVERY_S = 60.0  # of each kind: often enough to be noticed
+LOG_EVERY_S = 60.0  # for each kind: often enough to be noticed
 KINDS_MAX = 1024  # bounds the memory: each work of each shard is a kind of its own
 
 
 class _Logged(NamedTuple):
-    """When a kind was logged, and how often it has failed in silence since."""
+    """When a kind was logged, and how often it has failed since without a log."""
 
     at: float
     silent: int
 
 
 class Failures:
-    """The failures of one client's background work. `label_of` says what the user calls the shard of an
-    id."""
+    """The failures of one client's background work. `label_of` returns the label of a shard by its id."""
 
     def __init__(
         self, runtime: Runtime, label_of: Callable[[str], str | None] = lambda shard_id: None
@@ -62,14 +61,14 @@ class Failures:
             log.error("%s failed: %r%s", what, error, more, exc_info=error, extra=extra)
 
     def labelled(self, error: Error) -> Error:
-        """`error` itself; its text now names the shard as the user does."""
+        """`error` itself; its text now has the label of the shard."""
         if error.label is None and error.shard_id is not None:
             error.label = self._label_of(error.shard_id)
         return error
 
 
 class Backoff:
-    """The pauses of one loop, which does `what`."""
+    """The pauses of one loop that does `what`."""
 
     def __init__(self, failures: Failures, what: str) -> None:
         self._failures = failures
@@ -77,20 +76,20 @@ class Backoff:
         self._delays = failures.runtime.delays()
 
     async def failed(self, error: Exception) -> None:
-        """Report it, and pause."""
+        """Report the failure, and pause."""
         self._failures.report(self._what, error)
         await self.pause()
 
     async def pause(self) -> None:
-        """Wait after a failure: some milliseconds at first, 16 s at most."""
+        """Wait after a failure: some milliseconds at first, later up to 16 s."""
         await self._failures.runtime.sleep(next(self._delays))
 
     def succeeded(self) -> None:
-        """The next failure is a first one."""
+        """The next failure counts as a first one."""
         self._delays = self._failures.runtime.delays()
 
 
 def named(label: str | None) -> str | None:
-    """The name of a shard out of the words by which messages call it."""
+    """The name of a shard from its label in messages."""
     name = (label or "").partition(" ")[2]
     return (literal_eval(name) if name[:1] in ("'", '"') else name) or None

@@ -1,9 +1,9 @@
 """Times, frontiers and descriptions: the partial order behind everything else.
 
-A time is an `int` in `[0, 2**63)` or a product time, a tuple of such ints of one fixed length,
-ordered component by component. A *frontier* is an antichain: a set of times none of which is
-less than another. It stands for all times at or beyond one of its elements. So the empty
-frontier stands for no time at all: it is the greatest, the final frontier.
+A time is an `int` in `[0, 2**63)` or a product time, a tuple of such ints of one fixed length, ordered
+component by component. A *frontier* is an antichain: a set of times, none less than another. It stands for
+all times at or beyond one of its elements. So the empty frontier stands for no time: it is the greatest, the
+final frontier.
 
 Definitions follow Timely Dataflow's `Antichain` (Murray et al., "Naiad", SOSP 2013) and the
 compaction function of differential dataflow ("advance_by", McSherry et al.).
@@ -18,7 +18,7 @@ from aiopersist.base.errors import InvalidUsage, UsageKind, shown
 
 Time = int | tuple[int, ...]
 TIME_MAX = 2**63 - 1  # times are stored as signed INT64
-RECENT = 1024  # frontiers that are kept, of those that were read last
+RECENT = 1024  # recently read frontiers that are kept
 
 
 def check_time(time: object) -> Time:
@@ -62,8 +62,8 @@ def meet(a: Time, b: Time) -> Time:
 class Antichain:
     """A frontier: immutable, hashable, minimal elements only, sorted. `Antichain()` is empty.
 
-    `<`, `<=`, `>`, `>=` compare frontiers, and a frontier with a time, which is taken as the frontier of
-    that time: `reader.upper > 5`. Equality is of frontiers alone: say `upper.time == 5`."""
+    `<`, `<=`, `>`, `>=` compare frontiers, and a frontier with a time, which counts as the frontier of that
+    time: `reader.upper > 5`. Equality is only for frontiers: write `upper.time == 5`."""
 
     __slots__ = ("elements",)
     elements: tuple[Time, ...]
@@ -90,7 +90,7 @@ class Antichain:
         return self.elements[0] if self.elements else None
 
     def less_equal(self, time: Time) -> bool:
-        """Whether `time` is at or beyond an element: not yet passed by this frontier."""
+        """Whether `time` is at or beyond an element: the frontier has not passed it."""
         if type(time) is int and len(self.elements) == 1 and type(self.elements[0]) is int:
             return self.elements[0] <= time  # a shortcut for most calls
         return any(less_equal(e, _same_shape(self, time)) for e in self.elements)
@@ -167,8 +167,8 @@ def successor(time: Time) -> Antichain:
 
 
 def predecessor(frontier: Antichain) -> Antichain:
-    """The component-wise predecessors of the elements of `frontier`, at least the minimum. If all times
-    before `frontier` are complete, one of these is at or beyond the result: for ints the last one."""
+    """The component-wise predecessors of the elements of `frontier`, at least the minimum. Among the times
+    before `frontier` there is one at or beyond the result: for ints the last one."""
     elements = frontier.elements
     if len(elements) == 1 and type(time := elements[0]) is int:  # a shortcut for most frontiers
         return _of_int(max(time - 1, 0))
@@ -191,7 +191,7 @@ def last_before(upper: Antichain) -> int:
 
 
 def frontier(value: "Antichain | Time") -> Antichain:
-    """`value` as a frontier: wherever a frontier is expected, a time stands for the frontier of that time."""
+    """`value` as a frontier: a time stands for the frontier of that time."""
     return value if isinstance(value, Antichain) else Antichain(value)
 
 
@@ -212,10 +212,10 @@ def shaped(value: "Antichain | Time", time_length: int | None) -> Antichain:
 
 
 def advance(time: Time, frontier: Antichain | Time) -> Time:
-    """The time that may replace `time` when only reads at times beyond `frontier` remain:
-    the meet of `join(time, f)` over all `f` in the frontier; for ints `max(time, f)`.
+    """The time that may replace `time` if all later reads are at times beyond `frontier`: the meet of
+    `join(time, f)` over all `f` in the frontier; for ints `max(time, f)`.
 
-    The frontier must not be empty: then no reader is left, and there is no time to advance to.
+    The frontier must not be empty: there would be no time to advance to.
     """
     target = frontier if isinstance(frontier, Antichain) else Antichain(frontier)
     if not target.elements:
@@ -235,8 +235,8 @@ class _DescriptionFields(NamedTuple):
 
 
 class Description(_DescriptionFields):
-    """The contents of a batch: the updates at times beyond `lower` and not beyond `upper`, as readers at
-    times beyond `since` see them."""
+    """The description of a batch: it has the updates at times beyond `lower` and not beyond `upper`, correct
+    for readers at times beyond `since`."""
 
     __slots__ = ()
 
@@ -270,12 +270,12 @@ def _same_length(a: Antichain, b: Antichain) -> None:
 
 @lru_cache(RECENT)
 def _of_int(time: int) -> Antichain:
-    """A version of a state names each time several times, and the next version names it again."""
+    """Cached: a state has each time several times, and so does its next version."""
     return Antichain(time)
 
 
 def antichain_of(value: Any) -> Antichain:
-    """The frontier that JSON has as a list of its times; `ValueError` if it is none."""
+    """The frontier of a list of times, its JSON form; `ValueError` for anything else."""
     if type(value) is Antichain:
         return value
     try:

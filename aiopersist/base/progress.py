@@ -1,8 +1,8 @@
-"""How far long work has come, for those who wait for it.
+"""The progress of long work, for those who wait for it.
 
-Long work reports to the `Track` that runs it, if there is one: a context variable leads to it, so no call in
-between passes anything on, and work that nobody watches costs a look at the variable. Reports are values, the
-newest replaces the one before: a slow observer never holds the work up.
+Long work reports to the `Track` that runs it, if there is one. A context variable has the `Track`, so the
+calls in between need no argument, and unwatched work costs one look at the variable. The newest report
+replaces the one before, so a slow observer never delays the work.
 """
 
 import asyncio
@@ -15,19 +15,19 @@ T = TypeVar("T")
 
 
 class WorkDone(NamedTuple):
-    """How far a step of long work has come."""
+    """The progress of a step of long work."""
 
     step: str
-    """The step under way: `compaction`, `fsck`, ... One call may take several steps, each from 0 on."""
+    """The present step: `compaction`, `fsck`, ... A call may take several steps, each from 0 on."""
     done: int
     total: int | None
-    """`None` where the end is not known beforehand."""
+    """`None` if the end is unknown."""
     unit: str
-    """The things that are counted: `rows`, `parts`, `shards`, `tasks`."""
+    """The unit that is counted: `rows`, `parts`, `shards`, `tasks`."""
 
 
 class Track(Generic[T]):
-    """Long work that is watched: an async iterator of `WorkDone`, and an awaitable of the result.
+    """Watched long work: an async iterator of `WorkDone`, and an awaitable of the result.
 
         work = ap.track(client.admin.fsck("stock"))
         async for done in work:
@@ -35,9 +35,9 @@ class Track(Generic[T]):
         report = await work
 
     The work begins with the first step of the iteration, or with `await`. An iteration ends when the work
-    ends, also with an error; then `await` gives the result, or raises the error. Each value is the newest;
-    those in between may be skipped. An iteration that is left, or cancelled, lets the work go on; `cancel`
-    ends the work, and so does the cancellation of `await`.
+    ends, also with an error; then `await` returns the result, or raises the error. Each value is the newest;
+    earlier ones may be skipped. If an iteration is left or cancelled, the work continues; `cancel` ends the
+    work, and so does the cancellation of `await`.
     """
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
@@ -67,7 +67,7 @@ class Track(Generic[T]):
         return self._begun().__await__()
 
     def cancel(self) -> None:
-        """Cancel the work, or keep it from ever beginning."""
+        """Cancel the work, or prevent its beginning."""
         if self._task is None:
             self._work.close()
         else:
@@ -85,7 +85,7 @@ class Track(Generic[T]):
         return self._task
 
     def _report(self, done: WorkDone) -> None:
-        """In any thread: the work may run in several."""
+        """For any thread, since the work may run in several."""
         self._newest = done
         with suppress(RuntimeError):  # the loop is closed, and nobody waits
             self._loop.call_soon_threadsafe(self._news.set)
@@ -95,7 +95,7 @@ class Track(Generic[T]):
 
 
 def track(work: Coroutine[Any, Any, T]) -> Track[T]:
-    """Watch how far a call has come, as `Track` shows. These calls report: `force_compaction`, `fsck`,
+    """Watch the progress of a call: see `Track`. These calls report: `force_compaction`, `fsck`,
     `sweep_leaked_blobs`, `usage`, `overview`, `copy_shard`, `Table.put_many` of many entries, and the
     coroutines of a Spark client."""
     return Track(work)
@@ -105,7 +105,7 @@ _observer: ContextVar[Callable[[WorkDone], None] | None] = ContextVar("aiopersis
 
 
 class Progressing:
-    """A step of long work, for the code that does it."""
+    """A step of long work, for the code that does the work."""
 
     def __init__(
         self, observer: Callable[[WorkDone], None] | None, step: str, total: int | None, unit: str
@@ -119,11 +119,11 @@ class Progressing:
         return self._observer is not None
 
     def advance(self, more: int) -> None:
-        """So much more is done."""
+        """Add to the amount that is done."""
         self.tell(self._newest.done + more, self._newest.total)
 
     def tell(self, done: int, total: int | None) -> None:
-        """So much is done, of so much. Any thread may say so."""
+        """Set the amount that is done, and the total. For any thread."""
         if self._observer is not None:
             self._newest = self._newest._replace(done=done, total=total)
             self._tell()
@@ -135,8 +135,7 @@ class Progressing:
 
 @contextmanager
 def progress(step: str, total: int | None, unit: str) -> Iterator[Progressing]:
-    """Surrounds a step of long work, which says how far it is. A step within a step is a detail, and reports
-    to nobody."""
+    """A scope for a step of long work that reports its progress. A step within a step does not report."""
     observer = _observer.get()
     before = _observer.set(None)
     try:

@@ -1,11 +1,10 @@
-"""The life of every resource: awaited or entered, closed once, owned by its client.
+"""The life of resources: they are awaited or entered, closed once, and owned by a client.
 
-- `Opening` is what an opening call returns: `await` it, or enter it with `async with`. It enters no task
-  group and no cancel scope, so a resource may be closed in another task than it was opened in.
+- `Opening` is the result of an opening call: `await` it, or enter it with `async with`. It enters no task
+  group and no cancel scope, so one task may open a resource and another may close it.
 - `Root` is a resource that no other resource closes: a client.
 - `Scope` is the life of a handle. It refuses calls from another loop, thread or process, and calls after the
-  end. When it closes, it ends the calls that wait, as `asyncio.timeout` does: by one cancellation that it
-  takes back.
+  end. When it closes, it ends the waiting calls as `asyncio.timeout` does: it cancels them, and uncancels.
 """
 
 import asyncio
@@ -35,11 +34,11 @@ Job = Coroutine[Any, Any, Any]
 
 
 class Resource(ABC):
-    """What an opening call returns. It can be entered with `async with`, too, which closes it at the end."""
+    """A resource that an opening call returns. `async with` closes it at the end."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Release it; idempotent."""
+        """Release the resource; idempotent."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -51,8 +50,8 @@ class Resource(ABC):
 
 
 async def _close_behind(resource: Closeable, error: BaseException | None) -> None:
-    """Close it at the end of a block that `error` has ended, if anything: what closing raises is told by the
-    first error, and raised only if there is none."""
+    """Close a resource at the end of a block, which `error` may have ended. An error of the closing becomes a
+    note of `error`, or is raised if there is none."""
     try:
         await resource.aclose()
     except Error as failed:
@@ -65,14 +64,14 @@ _closings: set[asyncio.Task[None]] = set()  # the loop itself keeps no task aliv
 
 
 class Root(Resource):
-    """A resource that no other resource closes. It warns when it is dropped without `aclose`."""
+    """A resource that no other resource closes. It warns if it is dropped without `aclose`."""
 
     _tasks: "Supervisor | None" = None
-    """Its tasks, once it is open: when they have ended there is nothing left to close."""
+    """Its tasks, once it is open. After their end there is nothing to close."""
     _closing: asyncio.Task[None] | None = None
 
     async def _close_once(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `close`, the first time, and wait for its end. It goes on if the caller is cancelled."""
+        """Run `close`, the first time, and wait for its end. It continues if the caller is cancelled."""
         if self._closing is None:
             self._tasks = None
             self._closing = asyncio.create_task(close(), name=f"close a {type(self).__name__}")
@@ -87,9 +86,9 @@ class Root(Resource):
 
 
 class Opening(Coroutine[Any, Any, R], Generic[R]):
-    """`r = await opening`, or `async with opening as r`, which closes `r` at the end. An opening that is used
-    as if it were `r` raises an error that says what to write. Like a coroutine, it warns if it is dropped
-    without an await, and a task can be made of it. `call` is the call as the user wrote it."""
+    """`r = await opening`, or `async with opening as r`, which closes `r` at the end. If the opening itself
+    is used like `r`, the error says what to write. Like a coroutine, it warns if it is never awaited, and a
+    task can be made of it. `call` is the user's call, for messages."""
 
     def __init__(self, open: Callable[[], Coroutine[Any, Any, R]], call: str) -> None:
         self._open = open
@@ -161,7 +160,7 @@ class Opening(Coroutine[Any, Any, R], Generic[R]):
 
 
 class Scope:
-    """The life of a handle. `with scope.call():` surrounds every public call that waits."""
+    """The life of a handle. `with scope.call():` is around every public call that waits."""
 
     def __init__(
         self,
@@ -172,16 +171,16 @@ class Scope:
     ) -> None:
         self.what = what
         self.shard_id = shard_id
-        """Errors of calls within the scope are about this shard, unless they name another."""
+        """Errors of calls within the scope are about this shard, unless they have another id."""
         self.label_of: Callable[[str], str | None] = label_of or (parent.label_of if parent else _no_label)
-        """The name of a shard, by its id, as the user calls it."""
+        """The label of a shard by its id."""
         self.closed = False
         self._loop = asyncio.get_running_loop()
         self._process = OwnProcess(what)
-        self._calls: dict[_Call, None] = {}  # no set: the order of its members differs from run to run
+        self._calls: dict[_Call, None] = {}  # no set, whose order differs from run to run
         self._children: dict[Scope, None] = {}
         self.on_close: Callable[[], None] = lambda: None
-        """Called once, when the scope ends."""
+        """Called once, at the end of the scope."""
         self._parent = parent
         if parent is not None:
             parent.check()
@@ -203,7 +202,7 @@ class Scope:
         return self.sign(InvalidUsage(UsageKind.CLOSED, message))
 
     def sign(self, error: E) -> E:
-        """`error` itself; it now names its shard as the user does."""
+        """`error` itself, now with the label of its shard."""
         error.shard_id = error.shard_id or self.shard_id
         if error.shard_id is not None and error.label is None:
             error.label = self.label_of(error.shard_id)
@@ -221,7 +220,7 @@ class Scope:
         return _Call(self)
 
     def close(self) -> bool:
-        """End the scope and those below it; `False` if it was closed before. Calls that wait end with
+        """End the scope and its inner scopes; `False` if it was closed before. Waiting calls end with
         `CLOSED`."""
         if self.closed:
             return False
@@ -277,12 +276,12 @@ class _Call:
 
 _FirstCall = tuple[ref[asyncio.Task[Any]], str | None, str | None]
 _first_calls: WeakKeyDictionary[Error, _FirstCall] = WeakKeyDictionary()
-"""The task whose call got the error first, and the shard that it named before."""
+"""The task of the first call with the error, and the shard id and label before that."""
 
 
 def own_error(error: E) -> E:
-    """The error for the call of this task: a copy, if the call of another task got it. Calls share requests,
-    commits and openings; what one of them does to its error, such as a note, the others must not see."""
+    """The error for the call of this task: a copy, if another task's call got it before. Calls share
+    requests, commits and openings, but each may change its error, for example add a note."""
     me, first = asyncio.current_task(), _first_calls.get(error)
     if first is not None and first[0]() is not me:
         error = copy(error)
@@ -294,7 +293,7 @@ def own_error(error: E) -> E:
 
 
 async def shared(task: "asyncio.Task[T]") -> T:
-    """The result of a task for which other calls wait, too."""
+    """The result of a task that other calls also await."""
     try:
         return task.result() if task.done() else await asyncio.shield(task)
     except Error as error:
@@ -302,14 +301,14 @@ async def shared(task: "asyncio.Task[T]") -> T:
 
 
 class Handle(Closeable, Protocol):
-    """The resources that a client opens, and closes at the latest when it closes."""
+    """A resource that a client opens, and closes at its own end at the latest."""
 
     @property
     def _scope(self) -> Scope: ...
 
 
 async def run_bounded(at_once: int, jobs: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """The results of `jobs` in their order, at most `at_once` in flight. When a job fails, the others are
+    """The results of `jobs` in their order, at most `at_once` in flight. If a job fails, the others are
     cancelled, and its error is raised unwrapped."""
     results: dict[int, T] = {}
     todo = iter(enumerate(jobs))
@@ -324,7 +323,7 @@ async def run_bounded(at_once: int, jobs: Sequence[Callable[[], Awaitable[T]]]) 
                 group.create_task(work())
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from failures.exceptions[0].__cause__
-    if len(results) < len(jobs):  # a job ended cancelled, which a task group takes for an end
+    if len(results) < len(jobs):  # a job was cancelled, which a task group ignores
         raise asyncio.CancelledError
     return [results[number] for number in range(len(jobs))]
 
@@ -332,7 +331,7 @@ async def run_bounded(at_once: int, jobs: Sequence[Callable[[], Awaitable[T]]]) 
 async def in_order(
     jobs: Sequence[Callable[[], Coroutine[Any, Any, T]]], ahead: int, supervisor: Supervisor
 ) -> AsyncGenerator[T, None]:
-    """The results of `jobs` in their order, at most `ahead` of them in flight or not yet taken."""
+    """The results of `jobs` in their order, at most `ahead` of them in flight or not consumed."""
     if len(jobs) == 1:
         yield await jobs[0]()
         return
@@ -353,8 +352,8 @@ async def in_order(
 
 
 async def for_each(items: Sequence[T], work: Callable[[T], object], at_once: int, runtime: Runtime) -> None:
-    """`work(item)` for all items, `at_once` in a turn of the loop, so that other tasks have turns in between.
-    If it is cancelled, it does the remaining items at once: none is left out."""
+    """`work(item)` for all items, `at_once` in a turn of the loop, so that other tasks get turns. After a
+    cancellation it does all remaining items at once."""
     begun = 0
     try:
         while begun < len(items):

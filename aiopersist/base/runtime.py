@@ -1,10 +1,10 @@
-"""The only door to nondeterminism: clocks, randomness, ids, sleep and the delays of retries.
+"""The only access to nondeterminism: clocks, randomness, ids, sleep and the delays of retries.
 
-All decisions take them from a `Runtime`, so the whole library, with several clients, can run under a
-virtual clock from a seed. A lint rule bans the modules behind this one everywhere else.
+All code takes these from a `Runtime`, so the whole library, with several clients, can run from a seed with a
+virtual clock. A lint rule bans the underlying modules everywhere else.
 
-And the process that an object belongs to: a child of `fork` has a copy of each client, with its sockets,
-which its parent uses, too, and without its threads and its locks of files.
+Also the process that an object belongs to: a forked child has a copy of each client. The copy shares the
+sockets with the parent, and lacks the threads and the locks of files.
 """
 
 import asyncio
@@ -23,35 +23,35 @@ from aiopersist.base.errors import InvalidUsage, UsageKind
 
 T = TypeVar("T")
 
-# Counts suspended time where the system has such a clock: a laptop's sleep must age a lease.
+# Counts suspended time, if the system has such a clock: a laptop's sleep must age a lease.
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 RETRY_DELAY_MIN_S = 0.004  # shorter than a round trip to any store: a first retry costs nothing
 TOKENS_AT_ONCE = 64
-RETRY_DELAY_MAX_S = 16.0  # a store that is back is noticed within this time
+RETRY_DELAY_MAX_S = 16.0  # the store's recovery is noticed within this time
 
 
 class Runtime:
     """The system's clocks and randomness. Simulations replace it."""
 
     wall: Callable[[], float] = staticmethod(time.time)
-    """Unix seconds, to show to people and as the clock of embedded stores."""
+    """Unix seconds, for people and for embedded stores."""
     monotonic: Callable[[], float] = staticmethod(partial(time.clock_gettime, _BOOTTIME))
-    """Seconds that never go back, and that count suspended time."""
+    """Seconds that never go back, suspended time included."""
 
     def uuid(self) -> uuid.UUID:
         """A fresh random id."""
         return uuid.uuid4()
 
     def token(self) -> str:
-        """128 fresh random bits in hex: cheaper than an id."""
+        """128 fresh random bits in hex; cheaper than an id."""
         try:
             return _tokens.pop()
         except IndexError:
             return _more_tokens()
 
     def process(self) -> str:
-        """This process, for people: its host and its number there."""
+        """This process, for people: its host and its process id."""
         return f"{socket.gethostname()}:{os.getpid()}"
 
     def uniform(self, low: float, high: float) -> float:
@@ -71,11 +71,11 @@ class Runtime:
             bound = min(bound * 2, RETRY_DELAY_MAX_S)
 
 
-_tokens: deque[str] = deque()  # of this process; each is taken once, in whatever thread
+_tokens: deque[str] = deque()  # of this process; each is used once, in any thread
 
 
 def _more_tokens() -> str:
-    """A token; others wait: the system makes many random bytes as fast as a few."""
+    """A token. Others are stored: the system makes many random bytes as fast as a few."""
     data = os.urandom(16 * TOKENS_AT_ONCE).hex()
     first, *others = [data[at : at + 32] for at in range(0, len(data), 32)]
     _tokens.extend(others)
@@ -101,11 +101,11 @@ class OwnProcess:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is this one."""
+        """Whether this is that process."""
         return os.getpid() == self._pid
 
     def check(self) -> None:
-        """`InvalidUsage` in any other."""
+        """`InvalidUsage` in any other process."""
         if not self.is_here:
             raise self.refusal()
 
@@ -115,8 +115,8 @@ class OwnProcess:
 
 
 def begun(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """A task whose first step, up to where it waits, was taken: a turn of the loop less. On Python 3.11, and
-    where the loop makes tasks in a way of its own, it is taken in the next turn, as usual."""
+    """A task that has run up to its first wait, which saves a turn of the loop. On Python 3.11, and in loops
+    with their own tasks, it begins in the next turn, as usual."""
     loop = asyncio.get_running_loop()
     if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
         return asyncio.Task(work, loop=loop, name=name, eager_start=True)

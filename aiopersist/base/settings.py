@@ -1,7 +1,7 @@
-"""Every limit, with its unit in its name and its reason beside it.
+"""All limits. The name has the unit; the docstring has the reason.
 
-Each setting may also come from an environment variable, `AIOPERSIST_` + the name in capitals; an argument
-wins over the environment. An unknown name is refused in both, so that a typo is not ignored.
+Each setting may also come from an environment variable: `AIOPERSIST_` and the name in capitals. An argument
+wins over the environment. Unknown names are refused in both, so that typos are noticed.
 """
 
 import os
@@ -22,14 +22,14 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from aiopersist.base.errors import InvalidUsage, UsageKind, shown
 
 PREFIX = "AIOPERSIST_"
-# Variables with the prefix that are no settings: the location, the inspector's token, and those of tests.
+# Variables with the prefix that are no settings: the location, the inspector's token, those of tests.
 LOCATION_NAMES = ("LOCATION", "BLOB", "CONSENSUS")
 TOKEN_NAME = "WEB_TOKEN"
 TEST_PREFIX = "TEST_"
 
 MIB = 1024 * 1024
 
-SECONDS_MAX = 100 * 365.25 * 24 * 3600  # a century: longer means for ever, which no clock can add
+SECONDS_MAX = 100 * 365.25 * 24 * 3600  # a century: clocks cannot add much longer times
 Seconds = Annotated[float, Field(gt=0, le=SECONDS_MAX, allow_inf_nan=False)]
 
 
@@ -61,46 +61,45 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     """How long an opening waits for a store that it cannot reach."""
     retry_timeout_s: Annotated[float, Field(ge=0, le=SECONDS_MAX, allow_inf_nan=False)] | None = None
     """How long each request to a store is repeated after transient failures; `None`: for ever, since callers
-    have timeouts of their own. A call that makes several requests, or waits for others of its group first,
-    may take a multiple."""
+    have their own timeouts. A call with several requests, or in a group, may take a multiple."""
     blob_cache_bytes: NonNegativeInt = 64 * MIB
-    """Blobs that a client keeps in memory: one snapshot after another fetches nothing twice."""
+    """Blobs that a client keeps in memory, so that successive snapshots fetch nothing twice."""
     watch_timeout_s: Seconds = 5.0
-    """How often a waiter looks without a hint: bounds the latency when a hint was lost."""
+    """How often a waiter looks without a hint: bounds the latency after a lost hint."""
 
     # What can be measured
     metrics: bool = True
     """Whether `client.metrics` counts: at most 2 % of a small append."""
     client_name: str = ""
-    """The name of this client in its metrics (empty: a number, where a process has several), and in the ids
-    of its readers, named holds and subscriptions, which end in `@name/host:pid`."""
+    """The name of this client in its metrics (empty: a number, if a process has several clients), and in the
+    ids of its readers, named holds and subscriptions, which end in `@name/host:pid`."""
 
     # Leases
     reader_lease_s: Seconds = 900.0
-    """A reader without a heartbeat for this long no longer holds anything."""
+    """A reader without a heartbeat for this long holds no history any more."""
     writer_lease_s: Seconds = 3600.0
-    """A writer without a heartbeat for this long is gone, with all that it staged: longer, since uploads are
+    """A writer without a heartbeat for this long ends, with its staged batches. Longer, since uploads are
     slow."""
     ack_every_s: Seconds = 0.1
-    """Within this time an acknowledgement of a subscription is durable: many share one commit."""
+    """An acknowledgement of a subscription is durable within this time: many share one commit."""
     txn_retention_s: Seconds = 90 * 24 * 3600.0
     """How long a shard remembers the last transaction number of an application."""
     once_keep_s: Seconds = 24 * 3600.0
-    """How long a shard remembers an id of `once=`, unless 100,000 newer ones come before. The same for all
-    clients of a location: each forgets by its own."""
+    """How long a shard remembers an id of `once=`, unless 100,000 newer ids come earlier. Use one value for
+    all clients of a location, since each applies its own."""
     clock_ahead_max_s: Seconds = 3600.0
-    """How far beyond now an append may move the upper of a shard with a wall clock: its times reach every
-    table that shares a commit with it. Also the greatest step of the clock of a bucket that is believed,
-    unless the clock of this machine says the same."""
+    """How far beyond now an append may move the upper of a shard with a wall clock: all tables that share a
+    commit get its times. Also the greatest step of a bucket's clock that is believed, unless this machine's
+    clock agrees."""
     tombstone_retention_s: Seconds = 30 * 24 * 3600.0
-    """How long the tombstone of a dropped shard, and its freed name, stay at least: longer than a process
-    that was about to create the shard can stand still, or its statement can be on its way."""
+    """The least time for which the tombstone and the freed name of a dropped shard are kept: longer than a
+    process that creates the shard can stand still, or its statement can be under way."""
 
     # Parts
     blob_target_size: NonNegativeInt = 128 * MIB
-    """Goodbytes at which a buffer becomes a part: large enough that requests do not matter."""
+    """Goodbytes at which a buffer becomes a part: large enough that the cost of requests does not matter."""
     batch_builder_max_outstanding_parts: PositiveInt = 2
-    """Parts that a builder encodes or uploads at once: one is encoded while the other is sent."""
+    """Parts that a builder encodes or uploads at once: one is encoded while another is sent."""
     update_size_max: PositiveInt = 64 * MIB
     """Goodbytes of the key and value of one update: an update is never split."""
     row_group_bytes: PositiveInt = 8 * MIB
@@ -120,25 +119,25 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     fetch_max_outstanding_parts: PositiveInt = 8
     """Parts fetched at once per snapshot: hides the latency of an object store."""
     read_memory_bytes: PositiveInt = 256 * MIB
-    """About the memory of one read that merges sorted runs (`batches()`, a piece of a shared read), at any
-    size of input: the more runs, the less is decoded at once. In addition it keeps one fetched row group of
-    each run."""
+    """The approximate memory of one read that merges sorted runs (`batches()`, a piece of a shared read), for
+    any size of input: the more runs, the less is decoded at once. In addition, one fetched row group of each
+    run."""
 
     # Tables
     table_resident_bytes: NonNegativeInt = 64 * MIB
-    """Memory of one table in a client: below it, all contents are resident; else what is new, and the keys
-    that were used last."""
+    """Memory of one table in a client. Smaller contents are resident; of larger contents, the new and the
+    recently used keys."""
 
     # Maintenance
     compaction_memory_bytes: PositiveInt = 256 * MIB
-    """Memory of one compaction, at any size of input."""
+    """Memory of one compaction, for any size of input."""
     compaction_inputs_min: PositiveInt = 8
-    """Batches, or runs, that are worth a compaction while appends come, where four to sixteen that lie in the
-    state, by their size, count as one; `2`: any two. An idle shard is compacted as far as its spine says."""
+    """The number of batches or runs that is worth a compaction while appends come. Four to sixteen inline
+    ones, by size, count as one; `2`: any two. An idle shard is compacted as far as its spine says."""
 
     # Deprecated since 0.2; each still works
     txn_ids_max: PositiveInt = 1_000_000
-    """Applications that a shard remembers: bounds its state, which is in memory. One more is refused."""
+    """Applications that a shard remembers: bounds its state in memory. One more is refused."""
     rollup_every: PositiveInt = 128
     """Versions between two rollups of a shard: bounds the reads of an opening."""
     stats_collection_enabled: bool = True
@@ -146,12 +145,11 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     indexed_inline_total_max_bytes: NonNegativeInt = 8 * MIB
     """Bytes of inline parts per `Indexed`: bounds its state, which serves many streams."""
     indexed_step_s: Seconds = 1.0
-    """The least time between two steps of an `Indexed`'s background task, while anything changes."""
+    """The least time between two steps of an `Indexed`'s background task, while there are changes."""
     listen_queue_max: PositiveInt = 1024
-    """Commits that a listener of a stream may lag behind: bounds the events that are kept for it."""
+    """Commits by which a listener of a stream may lag behind: bounds its waiting events."""
     stash_idle_in_transaction_s: Seconds = 10.0
-    """After this long the server ends a transaction whose client is gone: bounds how long a take-over
-    waits."""
+    """After this time the server ends a transaction whose client is gone: bounds the wait of a take-over."""
     compaction_idle_s: Seconds = 10.0
     """How often idle shards are looked at."""
     compactions_max: PositiveInt = 2
@@ -178,7 +176,7 @@ def _environment() -> dict[str, str]:
 
 
 def _naming(detail: Any, arguments: dict[str, Any]) -> InitErrorDetails:
-    """The same detail of an error, but a value from the environment is named by its variable. The text of a
+    """The detail of an error, with the name of the variable for a value from the environment. The text of a
     variable that is no setting is hidden, since it may be a secret."""
     name, *rest = map(str, detail["loc"] or ("",))
     prefix, spelled = ("", str) if name in arguments else (PREFIX, str.upper)
@@ -194,8 +192,8 @@ def _naming(detail: Any, arguments: dict[str, Any]) -> InitErrorDetails:
 
 
 def settings_or_environment(settings: Settings | None) -> Settings:
-    """The settings as given, `TypeError` if they are of another type; or those from the environment,
-    `InvalidUsage` that names the variable at fault."""
+    """`settings` (`TypeError` for another type), or those of the environment (`InvalidUsage` names the wrong
+    variable)."""
     if settings is not None and not isinstance(settings, Settings):
         raise TypeError(f"{shown(settings)} is not an aiopersist.Settings")
     if settings is not None:

@@ -1,7 +1,7 @@
-"""The owner of the tasks of a client, and how long their end is waited for.
+"""The owner of the tasks of a client, and the wait for their end.
 
-A failure of a task is logged and counted; it never cancels the user's code. Closing never hangs on a store
-that is gone: leases end what is left.
+A failure of a task is logged and counted; it never cancels the user's code. Closing never hangs if a store is
+gone: leases end the rest.
 """
 
 import asyncio
@@ -13,28 +13,28 @@ from aiopersist.base.ending import ended, when_cancelled
 from aiopersist.base.failures import Failures
 from aiopersist.base.runtime import SYSTEM, OwnProcess, Runtime, begun
 
-RELEASE_DEADLINE_S = 5.0  # for what is released
-UNCLOSED_S = 0.5  # the same where the loop ends and nothing was closed
+RELEASE_DEADLINE_S = 5.0  # seconds for the release of resources
+UNCLOSED_S = 0.5  # the same if the loop ends and nothing was closed
 
 Job = Coroutine[Any, Any, Any]
 
 
 class Supervisor:
-    """Owns tasks. They live until they end or the supervisor closes."""
+    """Owns tasks until they end or the supervisor closes."""
 
     def __init__(
         self, runtime: Runtime = SYSTEM, label_of: Callable[[str], str | None] = lambda shard_id: None
     ) -> None:
         self.background_context: Callable[[], Context | None] = lambda: None  # the context of background work
         self.failures = Failures(runtime, label_of)
-        """The failures of the background work, also of loops that go on after a failure."""
+        """The failures of background work, also of loops that continue after a failure."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: set[asyncio.Task[Any]] = set()
         self._last: asyncio.Task[None] | None = None
         self._closed = self._ending = False
         self.process = OwnProcess("a client")
         self._waits_from: float | None = None
-        """From when on the end is waited for: when it began, or when something was released since."""
+        """The moment when the wait for the end began, or of a release since."""
 
     @property
     def closed(self) -> bool:
@@ -42,8 +42,8 @@ class Supervisor:
         return self._closed
 
     def spawn(self, work: Job, name: str, *, abandon: bool = False, eager: bool = False) -> asyncio.Task[Any]:
-        """Run `work`, whose outcome the caller awaits or has given up; `eager` as `begun` is. It has a
-        moment to end by itself when the supervisor closes, unless the caller said `abandon`."""
+        """Run `work`. The caller awaits its outcome, or has given up. `eager`: as `begun`. When the
+        supervisor closes, the task has a moment to end by itself, unless `abandon`."""
         task = begun(work, name) if eager else asyncio.create_task(work, name=name)
         (self._loops if abandon else self._tasks).add(task)
         task.add_done_callback(self._done)
@@ -51,7 +51,7 @@ class Supervisor:
         return task
 
     def background(self, work: Job, name: str) -> asyncio.Task[Any]:
-        """Run `work`, which nothing awaits: its failure is logged and counted, and closing cancels it."""
+        """Run `work`, which nobody awaits: a failure is logged and counted, and closing cancels it."""
         task = asyncio.create_task(work, name=name, context=self.background_context())
         self._loops.add(task)
         task.add_done_callback(self._loop_done)
@@ -60,18 +60,19 @@ class Supervisor:
         return task
 
     def begin_end(self) -> None:
-        """What is released from now on ends together with the rest: see `patience_s`."""
+        """Further releases belong to the end of all: see `patience_s`."""
         self._waits_from = asyncio.get_running_loop().time()
 
     def patience_s(self) -> float:
-        """How long to wait for the release of a resource: `RELEASE_DEADLINE_S`. All of an end together wait
-        so long in vain, not each."""
+        """How long to wait for the release of a resource: `RELEASE_DEADLINE_S`. All resources of an end share
+        one deadline."""
         if self._waits_from is None:
             return RELEASE_DEADLINE_S
         return max(self._waits_from + RELEASE_DEADLINE_S - asyncio.get_running_loop().time(), 0.0)
 
     async def released(self, *tasks: asyncio.Task[None]) -> None:
-        """Wait for the release of resources. It goes on if that takes long, or the caller is cancelled."""
+        """Wait for the release of resources. The release continues if it takes too long, or the caller is
+        cancelled."""
         for task in tasks:
             task.add_done_callback(self._released)
         while (left := [task for task in tasks if not task.done()]) and (patience_s := self.patience_s()):
@@ -80,7 +81,8 @@ class Supervisor:
                 return
 
     def _released(self, task: asyncio.Task[None]) -> None:
-        """The store answers: unless it was given up already, the rest may take as long again."""
+        """A resource was released, so the store answers: the others may take as long again, unless the
+        deadline is over."""
         is_ending = self._waits_from is not None and self.patience_s() > 0
         if is_ending and not task.cancelled() and task.exception() is None:
             self.begin_end()

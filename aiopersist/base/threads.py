@@ -1,10 +1,10 @@
 """Worker threads, and how a task waits for one.
 
-They are those of an executor of its own: of the loop's, an application may have few, all at work. anyio has
-threads, too, but its first one imports all of it, which takes a tenth of the time of a short process.
+They belong to an own executor: the loop's executor may have few threads, all busy. anyio has threads, too,
+but the first one imports all of anyio, which takes a tenth of the time of a short process.
 
-A child of a fork has none of its parent's threads, and all locks that they had at that moment, for ever:
-whoever needs one there waits without end. So a fork waits while a thread is `kept_from_forks`.
+A forked child has none of its parent's threads, but the locks that they held stay locked for ever. So a fork
+waits while a thread is `kept_from_forks`.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Threads:
-    """At most `most` threads, each made when it is needed. They end with `end`, or with this object."""
+    """At most `most` threads, made on demand. They end with `end`, or with this object."""
 
     def __init__(self, most: int, name: str) -> None:
         self.most = most
@@ -33,7 +33,7 @@ class Threads:
 
     @property
     def running(self) -> int:
-        """Calls whose work is in a thread now."""
+        """Calls that run in a thread."""
         return min(self._under_way, self.most)
 
     @property
@@ -42,8 +42,9 @@ class Threads:
         return self._under_way - self.running
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which runs in a thread, in the context of the caller. A cancelled caller
-        stops waiting: work that runs goes on, and its result is dropped; work that waits never runs."""
+        """The result of `work`, which runs in a thread, in the context of the caller. After a cancellation
+        the caller stops waiting; running work continues, and its result is dropped; waiting work never
+        runs."""
         self.process.check()
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self.most, self._name)
@@ -52,7 +53,7 @@ class Threads:
             loop = asyncio.get_running_loop()
             try:
                 running = loop.run_in_executor(self._executor, copy_context().run, work)
-            except RuntimeError:  # all executors end with the main thread; the loop may go on in another one
+            except RuntimeError:  # executors end with the main thread; the loop may run on in another
                 import anyio.to_thread
 
                 return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
@@ -67,17 +68,17 @@ class Threads:
             executor.shutdown(wait=False)
 
 
-FORK_WAIT_S = 60.0  # at most: a commit takes milliseconds, an import a second, on a busy machine many
+FORK_WAIT_S = 60.0  # at most: a commit takes milliseconds, an import a second or, on a busy machine, many
 
 
 class _ForkGate:
-    """Threads go in and out; a fork waits until no other thread is within, and keeps others out."""
+    """Threads enter and leave; a fork waits until no other thread is inside, and keeps others out."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._forks = 0
-        self._within = dict[int, int]()  # by thread: one may enter again
+        self._within = dict[int, int]()  # by thread: a thread may enter again
 
     def enter(self) -> None:
         me = threading.get_ident()
@@ -115,7 +116,7 @@ _fell_within = False
 
 @contextmanager
 def kept_from_forks() -> Iterator[None]:
-    """Surrounds what a thread does while it has locks that a child of a fork needs, too."""
+    """A scope in which a thread has locks that a forked child needs."""
     gate = _gate
     gate.enter()
     try:
@@ -125,8 +126,8 @@ def kept_from_forks() -> Iterator[None]:
 
 
 def was_forked_within() -> bool:
-    """Whether this process was forked while a thread was kept from it, which took longer than a fork waits:
-    some lock may be held for ever."""
+    """Whether this process was forked while a thread was inside for longer than a fork waits: a lock may be
+    held for ever."""
     return _fell_within
 
 

@@ -1,9 +1,8 @@
-"""Calls of functions that a user gives: plain functions, or coroutine functions, not the other kind.
+"""Calls of functions of users: plain functions or coroutine functions, and errors for the other kind.
 
-A change that the body of a transaction makes in another way than by its transaction stays though the body
-raises, and comes again when the body runs again: the log warns of it. It is no error, since a body may wait
-for its own client. Only what the body's own task calls counts: work that a body gives to another task is
-meant to be apart.
+A change that the body of a transaction makes without the transaction stays if the body raises, and happens
+again if the body runs again. The log warns of it. It is no error, since a body may wait for its own client.
+Only calls in the body's own task count: work in another task is meant to be separate.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ log = logging.getLogger("aiopersist").getChild("table")
 
 
 def call_plain(function: Callable[..., T], *arguments: Any) -> T:
-    """The result of `function`; `TypeError` if it is awaitable, which would pass for true."""
+    """The result of `function`; `TypeError` if it is awaitable, which would count as true."""
     result = function(*arguments)
     if isawaitable(result):
         if iscoroutine(result):
@@ -52,7 +51,7 @@ _running: ContextVar[_Body | None] = ContextVar("body", default=None)
 
 @contextmanager
 def body_of(client: object) -> Iterator[None]:
-    """Within it the body of a transaction of that client runs, in this task."""
+    """The scope in which the body of a transaction of that client runs, in this task."""
     token = _running.set(_Body(client, asyncio.current_task()))
     try:
         yield
@@ -61,8 +60,8 @@ def body_of(client: object) -> Iterator[None]:
 
 
 def warn_in_body(client: object, call: str, instead: str, depth: int = 3) -> None:
-    """Warn, once for a run, if a body of a transaction of that client makes this call. The log has the place
-    `depth` frames away, this one included."""
+    """Warn, once for a run, if the body of a transaction of that client makes this call. The log has the
+    position `depth` frames away, this one included."""
     body = _running.get()
     if body is None or body.client is not client or body.task is not asyncio.current_task():
         return

@@ -1,13 +1,13 @@
-"""Garbage collection: deletes data that no reader can reach any more, in an order that a crash cannot harm.
+"""Garbage collection: deletes data that no reader can reach, in an order that is safe against crashes.
 
 It works on versions and on keys of blobs, never on the contents of blobs.
 
 | module               | what it has                                                                  |
 |----------------------|------------------------------------------------------------------------------|
-| `rollup`             | the full state as a blob, so that versions before it may go                  |
+| `rollup`             | the full state as a blob, so that earlier versions can be deleted            |
 | `collect`            | deletes blobs and versions below every reader's hold                         |
 | `drop`, `tombstones` | the end of a shard, and the removal of its tombstone                         |
-| `sweep`              | deletes blobs that no state names, such as those of crashed writers          |
+| `sweep`              | deletes blobs that no state names, for example those of crashed writers      |
 
 Imports `shard`, `state` and `storage`.
 """

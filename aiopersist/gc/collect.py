@@ -1,19 +1,20 @@
-"""Garbage collection: deletes data that no reader's hold can reach, in an order that a crash cannot harm.
+"""Garbage collection: deletes data that no reader's hold can reach, in an order that is safe against crashes.
 
 Let `r` be a version with a rollup, named by the head, at or below every reader's seqno hold.
 
-1. Delete the part blobs that some version from the earliest live one up to `r` names and the state at `r`
-   does not: they were dropped in between, and a key never comes back.
+1. Delete the part blobs that a version from the earliest live one up to `r` names and the state at `r` does
+   not: they were dropped in between, and a key never comes back.
 2. Truncate the versions below `r`. `r` has its rollup, so it can be the earliest version.
-3. Delete the blobs of the rollups below `r`: after the truncation, since until then the earliest version
-   needs its own.
-4. Commit: remove the names of these rollups from the state, which says from now on that everything up to `r`
-   is collected.
+3. Delete the blobs of the rollups below `r`. Not before the truncation, since the earliest version needs its
+   rollup.
+4. Commit: remove the names of these rollups from the state, and record that all versions up to `r` are
+   collected.
 
-A crash between two steps leaves only work that the next collection repeats: deletes of what is gone already.
+After a crash between two steps the next collection repeats some work: it deletes blobs that are already
+deleted.
 
-Blobs that this process may not delete, since another user made their folder, stop no collection:
-they are leaks from then on, which a sweep deletes that may.
+Blobs that this process may not delete, because another user made their folder, do not stop a collection. They
+become leaks, which a sweep with the permission deletes.
 """
 
 import logging
@@ -48,15 +49,15 @@ def oldest_held(state: State) -> int:
 
 
 def horizon(state: State) -> int | None:
-    """The version below which no reader needs anything: the newest with a rollup that is not beyond any
+    """The version below which no reader needs anything: the newest version with a rollup at or below every
     hold."""
     oldest = oldest_held(state)
     return max((seqno for seqno in state.rollups if seqno <= oldest), default=None)
 
 
 def can_collect(state: State) -> bool:
-    """Whether a collection would delete anything, perhaps after a new rollup. It would not while a reader
-    holds a version before the rollup that was written since the last drop."""
+    """Whether a collection would delete anything, perhaps after a new rollup. It would not if a rollup was
+    written since the last drop, and a reader holds an earlier version."""
     oldest, has_garbage = oldest_held(state), state.collected < state.dropped_at
     if any(seqno <= oldest and seqno != min(state.rollups) for seqno in state.rollups):
         return True  # the first rollup is not needed
@@ -66,9 +67,8 @@ def can_collect(state: State) -> bool:
 
 async def collect(shard: Shard, writer: str | None = None) -> Collected:
     """One collection, claimed by `writer`, or unclaimed. Costs reads of the earliest version and of the head,
-    a delete per thousand parts, a truncation and a commit, beside a scan of the versions below the horizon
-    and a read of the rollup that they begin with unless this process has followed them; where there is
-    nothing to do, the two reads."""
+    a delete per thousand parts, a truncation and a commit. Unless this process has followed the versions
+    below the horizon, also a scan of these and a read of their first rollup. Without work, the two reads."""
     with shard.stack.work("collection", shard.known_as) as work:
         collected = await _collect(shard, writer)
         work.done = any(collected)
@@ -78,8 +78,8 @@ async def collect(shard: Shard, writer: str | None = None) -> Collected:
 async def _collect(shard: Shard, writer: str | None) -> Collected:
     stack, key = shard.stack, consensus_key(shard.id)
     first = await stack.consensus.scan(key, 0, 1)
-    # The head comes last: it tells whether the store was restored from a backup meanwhile, which may name
-    # what was dropped in the history that is remembered.
+    # The head is read last: it tells whether the store was restored from a backup meanwhile. The restored
+    # history may name blobs that were dropped in the known one.
     state = await shard.register.refresh()
     if state is None or (r := horizon(state)) is None:
         return Collected()
@@ -99,7 +99,7 @@ async def _collect(shard: Shard, writer: str | None) -> Collected:
 
 
 async def _deleted(shard: Shard, keys: Sequence[str]) -> int:
-    """Delete blobs that no state names any more; how many are gone."""
+    """Delete blobs that no state names any more. Returns the number of deleted blobs."""
     try:
         await shard.stack.blob.delete(keys)
     except NotDeleted as error:
@@ -111,11 +111,10 @@ async def _deleted(shard: Shard, keys: Sequence[str]) -> int:
 
 
 async def delete_data(shard: Shard) -> Collected:
-    """Delete the data of a finalized shard: every blob under its id, then all versions but the newest, its
-    tombstone. A last commit says in the tombstone that this was done. Every later version is a tombstone,
-    too, so no deleted blob is ever named again. A repetition finishes the work after a crash. An upload that
-    comes later is deleted with the tombstone (`tombstones.py`). Two requests and a commit, beside a listing
-    and the deletions."""
+    """Delete the data of a finalized shard: all blobs under its id, then all versions but the newest, its
+    tombstone. A last commit records this in the tombstone. All later versions are tombstones, too, so no
+    deleted blob is ever named again. After a crash, a repetition finishes the work. A later upload is deleted
+    with the tombstone (`tombstones.py`). Two requests and a commit, besides a listing and the deletions."""
     stack, key = shard.stack, consensus_key(shard.id)
     head = await stack.consensus.head(key)
     changes = None if head is None else decode_version(head.data, shard.id).changes
@@ -131,8 +130,8 @@ async def delete_data(shard: Shard) -> Collected:
 
 
 async def trail_from(stack: Stack, state: State, earliest: int, last: int) -> Trail:
-    """The blobs that the live versions from the earliest to `last` name, and the rollup that `state` names
-    for the earliest. `Truncated` if a version or that rollup is gone: another process collects."""
+    """The blobs that the live versions up to `last` name, and the rollup of the earliest. `Truncated` if a
+    version or that rollup was deleted: another process collects."""
     base: State | None = None
     if earliest > 0:
         rollup = state.rollups.get(earliest)

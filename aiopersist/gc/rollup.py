@@ -1,10 +1,10 @@
 """Rollups: the full state of a shard in the blob store, so that opening it reads few versions.
 
-A rollup is written beside the commits, from the state in memory, and a commit of its own names it. It follows
-a compaction where three quarters of `rollup_every` versions have come: few parts lie in the state then. Else
-the process that commits version `n * rollup_every` owes it; if that process died, or did not look, any
-process that looks a quarter later does. While a small compaction runs it waits for that, up to half as many
-versions more. The claim of the collection keeps two processes from writing it at once.
+A rollup is written beside the commits, from the state in memory, and a commit of its own names it. After
+three quarters of `rollup_every` versions it follows a compaction, since the state then has few parts.
+Otherwise the process that commits version `n * rollup_every` must write it. If that process died, or did not
+look, any process writes it a quarter later. It waits for a small compaction, up to half as many versions
+more. The claim of the collection prevents two processes from writing it at once.
 """
 
 from aiopersist.base.errors import BatchExpired
@@ -19,20 +19,20 @@ FORGOTTEN_AT_ONCE = 4096  # applications in one version: some hundred kB, and ap
 
 
 def due(state: State, every: int) -> bool:
-    """Whether the process that has just committed `state` owes a rollup."""
+    """Whether the process that has just committed `state` must write a rollup."""
     behind = versions_behind(state)
     return not state.finalized and behind >= every and (state.seqno % every == 0 or behind * 4 >= every * 5)
 
 
 def versions_behind(state: State) -> int:
-    """How many versions there are since the latest rollup."""
+    """The number of versions since the latest rollup."""
     return state.seqno - (state.latest_rollup or 0)
 
 
 async def write_rollup(shard: Shard, writer: str) -> bool:
     """Write the current state of `shard` under the registered `writer`, and name the rollup; `False` if a
-    newer one is named already. One blob and one commit, and further commits to forget the transaction numbers
-    that were not used for `settings.txn_retention_s`. `BatchExpired` if the writer is not registered."""
+    newer one is named. One blob and one commit, and further commits to forget transaction numbers that were
+    unused for `settings.txn_retention_s`. `BatchExpired` if the writer is not registered."""
     stack, state = shard.stack, shard.state
     data = await stack.compute(encode_rollup, state)
     key = f"{shard.id}/{writer}/{stack.runtime.uuid()}.rollup"
@@ -40,7 +40,7 @@ async def write_rollup(shard: Shard, writer: str) -> bool:
     rollup = Rollup(key=key, checksum=checksum_of(data), size=len(data))
     try:
         named: bool = await commit(shard.register, AddRollup(writer, state.seqno, rollup))
-    except BatchExpired:  # no version names it, and none ever will
+    except BatchExpired:  # no version names the blob, and none ever will
         stack.supervisor.spawn(stack.blob.delete([key]), "delete a rollup that came too late")
         raise
     if not named:

@@ -1,12 +1,12 @@
-"""The leak sweep: it deletes blobs that no version names and no version can name any more.
+"""The leak sweep: it deletes blobs that no version names, and no version can ever name.
 
-The sweep first lists the blobs, then reads the head and every live state. A listed blob was written by a
-writer that had registered before. If that writer is not registered at the later head, it is gone for good:
-every command that would name the blob is refused in the very state that it is applied to. So a blob of such a
-writer that no live state names can be deleted, whatever else goes on.
+The sweep first lists the blobs, then reads the head and all live states. The writer of a listed blob had
+registered before. If it is not registered at the later head, it never will be: every command that would name
+the blob is refused by the state that it is applied to. So a blob of such a writer that no live state names
+can be deleted, whatever other processes do.
 
-Leases end by commits, and an idle shard has none. So the sweep commits before it reads the head, if a lease
-there has run out. A dry run commits nothing, and counts those writers as gone.
+Leases end by commits, and an idle shard has none. So if a lease has run out, the sweep commits before it
+reads the head. A dry run does not commit, and treats these writers as ended.
 """
 
 from collections.abc import AsyncIterator, Set
@@ -30,7 +30,7 @@ from aiopersist.storage.blob import NotDeleted
 
 
 class Sweep(NamedTuple):
-    """The leaked blobs that a sweep found; `deleted` says whether they are gone."""
+    """The leaked blobs that a sweep found; `deleted`: whether it deleted them."""
 
     keys: tuple[str, ...] = ()
     bytes: int = 0
@@ -43,7 +43,7 @@ class Usage(NamedTuple):
     total: int = 0
     """All blobs of shards."""
     referenced: int = 0
-    """Blobs that some live version names: open snapshots may need them."""
+    """Blobs that a live version names: open snapshots may need them."""
     current: int = 0
     """Blobs that the newest versions name, rollups included."""
     live: int = 0
@@ -54,9 +54,9 @@ class Usage(NamedTuple):
 
 
 async def sweep(stack: Stack, *, dry_run: bool) -> Sweep:
-    """Look through all shards. Requests for each shard: a listing, a scan of its live versions, a read of its
-    rollups; for dropped shards, one request for some hundred. A damaged shard is left alone, and so are blobs
-    that this process may not delete; at the end the first `Corruption` or `NotDeleted` is raised."""
+    """Sweep all shards. Requests for each shard: a listing, a scan of its live versions, a read of its
+    rollups; for some hundred dropped shards, one request. Damaged shards, and blobs that this process may not
+    delete, are skipped; at the end the first `Corruption` or `NotDeleted` is raised."""
     leaked, damage = dict[str, int](), list[Corruption | NotDeleted]()
     shards = await list_shards(stack)
     with progress("sweep", len(shards), "shards") as step:
@@ -129,7 +129,7 @@ async def _listed(stack: Stack, shard: str) -> dict[str, int]:
 
 
 async def _newest(stack: Stack, shard: str, *, expire: bool) -> State | None:
-    """The newest state without the writers whose leases have run out. `expire`: a commit ends their
+    """The newest state without the writers whose leases have run out. `expire`: a commit ends these
     leases."""
     register = Register(stack, shard)
     if (state := await register.refresh()) is None or state.finalized:
@@ -158,7 +158,7 @@ async def _named(stack: Stack, shard: str, *, expire: bool) -> _Named | None:
         try:
             trail = await trail_from(stack, head, earliest, head.seqno)
         except Truncated as error:
-            if before == (earliest, head.seqno):  # no collection explains it
+            if before == (earliest, head.seqno):  # not the effect of a collection
                 text = f"its earliest version has no rollup, or its versions are not contiguous: {error}"
                 raise Corruption(text, shard_id=shard) from error
             before = earliest, head.seqno

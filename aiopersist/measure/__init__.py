@@ -1,17 +1,17 @@
-"""What a client does, measured: counts and latencies that are cheap to keep, and a frozen view of them.
+"""Measurements of a client: cheap counts and latencies, and a frozen view of them.
 
 | module                         | what it has                                                              |
 |--------------------------------|--------------------------------------------------------------------------|
 | `metrics`                      | the live counts of one client; `client.metrics`                          |
-| `view`                         | all of them at one moment, as a frozen value; `client.metrics()`         |
-| `bounds`                       | the buckets of its histograms                                            |
-| `tracing`                      | spans of what a client does; the form that does nothing                  |
-| `providers`                    | whether the application wants metrics and spans from OpenTelemetry       |
-| `otel_metrics`, `otel_tracing` | both, for OpenTelemetry; imported only where it is wanted                |
-| `instruments`                  | names, units and texts by which exporters tell a view                    |
+| `view`                         | all counts at one moment, as a frozen value; `client.metrics()`          |
+| `bounds`                       | the buckets of histograms                                                |
+| `tracing`                      | spans of a client's work; the form that does nothing                     |
+| `providers`                    | whether the application has set providers of OpenTelemetry               |
+| `otel_metrics`, `otel_tracing` | metrics and spans for OpenTelemetry; imported only if it is set          |
+| `instruments`                  | names, units and texts of a view for exporters                           |
 
 The wrappers of the stores count requests (`storage/layers.py`), the commit loop counts commits
-(`shard/commit.py`), and `Stack.work` long work. What needs no counting is read when a view is asked for
+(`shard/commit.py`), and `Stack.work` counts long work. Other values are read when a view is requested
 (`client/gauges.py`): queues, open handles, the cache. Nothing here does I/O, reads a clock, or waits.
 """
 

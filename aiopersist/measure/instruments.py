@@ -1,6 +1,6 @@
-"""The instruments by which exporters tell a view: one list, from which OpenTelemetry and Prometheus take
-names, units and texts. Names and units follow the semantic conventions of OpenTelemetry; all begin with
-`aiopersist.` there, and with `aiopersist_` in Prometheus."""
+"""The instruments of a view for exporters: OpenTelemetry and Prometheus take names, units and texts from this
+list. Names and units follow the semantic conventions of OpenTelemetry; all begin with `aiopersist.` there,
+and with `aiopersist_` in Prometheus."""
 
 from collections.abc import Callable, Mapping
 from operator import attrgetter
@@ -16,12 +16,12 @@ class Instrument(NamedTuple):
 
     name: str
     unit: str
-    """As UCUM writes it: `s`, `By`, or a thing in braces."""
+    """The unit in UCUM: `s`, `By`, or a word in braces."""
     grows: bool
-    """Whether it is a count that only grows; else it is a state of now."""
+    """Whether it is a count that only grows; else it is a current value."""
     text: str
     read: Callable[[MetricsView], Mapping[str, float]]
-    """The numbers, by the value of the label; without a label by the empty text."""
+    """The numbers by the value of the label; without a label, by the empty text."""
     label: str = ""
 
 
@@ -41,7 +41,7 @@ def _count(name: str, unit: str, path: str, text: str) -> Instrument:
 
 
 def _now(name: str, unit: str, path: str, text: str) -> Instrument:
-    """A state of now, at that path of the view."""
+    """A current value, at that path of the view."""
     return _count(name, unit, path, text)._replace(grows=False)
 
 
@@ -55,7 +55,7 @@ def _requests(name: str, unit: str, field: str, text: str, *, grows: bool = True
 
 
 def _fields(name: str, unit: str, path: str, label: str, text: str) -> Instrument:
-    """Each field of a part of the view, now."""
+    """Each field of a part of the view: current values."""
     part = attrgetter(path)
     return Instrument(name, unit, False, text, lambda view: part(view).model_dump(), label)
 

@@ -1,8 +1,8 @@
 """The live counts of one client. Only its event loop adds to them; any thread may ask for a view.
 
-A count is a plain int, since it is on the path of every append: no lock, no label, nothing that waits. A view
-copies one count after the other, so two of them may be a moment apart. The classes of views are imported with
-the first view: most processes never ask for one.
+A count is a plain int, since each append counts: no lock, no label, no wait. A view copies one count after
+the other, so two counts may be a moment apart. The classes of views are imported with the first view: most
+processes need none.
 """
 
 from bisect import bisect_left
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Latencies:
-    """How often something took how long, so far: a bisection and two additions each time."""
+    """A histogram of durations: each costs a bisection and two additions."""
 
     __slots__ = ("_buckets", "seconds")
 
@@ -29,13 +29,13 @@ class Latencies:
         """The sum."""
 
     def add(self, seconds: float) -> None:
-        """It took so long once more."""
+        """Add a duration."""
         self._buckets[bisect_left(BOUNDS_S, seconds)] += 1
         self.seconds += seconds
 
     @property
     def count(self) -> int:
-        """How many there were."""
+        """The number of durations."""
         return sum(self._buckets)
 
     def view(self) -> "Histogram":
@@ -47,7 +47,7 @@ class Latencies:
 
 
 class OpMetrics:
-    """The requests to one operation of a store. `bytes` are those of values, sent or received."""
+    """The requests to one operation of a store. `bytes` counts values, sent or received."""
 
     __slots__ = ("bytes", "count", "errors", "latencies")
 
@@ -57,12 +57,12 @@ class OpMetrics:
 
     @property
     def seconds(self) -> float:
-        """How long they took together."""
+        """Their total duration."""
         return self.latencies.seconds
 
     @property
     def in_flight(self) -> int:
-        """How many are under way."""
+        """The number of requests under way."""
         return max(self.count - self.latencies.count, 0)  # another thread may see one count before the other
 
 
@@ -87,12 +87,11 @@ class OngoingWork:
 
     def __init__(self) -> None:
         self.done = True
-        """Whether it does anything; if another process did it, it counts as if it had not begun."""
+        """Whether it does anything. If another process did the work, it does not count."""
 
 
 class Observed(NamedTuple):
-    """What is read when a view is asked for: fields of `CacheView`, `QueuesView` and `HandlesView`, by
-    name."""
+    """Values that are read for a view: fields of `CacheView`, `QueuesView` and `HandlesView`, by name."""
 
     failures: int = 0
     cache: Mapping[str, int] = {}
@@ -105,7 +104,7 @@ _named: WeakValueDictionary[str, "Metrics"] = WeakValueDictionary()
 
 
 class Metrics(Mapping[str, OpMetrics]):
-    """What one client has done. Called, it gives a `MetricsView`; as a mapping it has the requests to both
+    """The counts of one client. A call returns a `MetricsView`. As a mapping it has the requests to both
     stores, by `blob.<method>` and `consensus.<method>`."""
 
     enabled = True
@@ -127,14 +126,14 @@ class Metrics(Mapping[str, OpMetrics]):
         self._heartbeats = self._late = self._failed_heartbeats = self._lost_leases = 0
 
     def _latencies(self, what: str, op: str | None = None) -> Latencies:
-        """Where the seconds of `what` are added up."""
+        """The histogram for the durations of `what`."""
         return Latencies()
 
     # --- the life of the client ------------------------------------------------------------------
 
     def begin(self, base: str) -> None:
-        """The client has a name of its own among the open clients of this process from now on: `base`, or
-        with a number. One that is opened again finds its old name free."""
+        """Give the client a name that is unique among the open clients of this process: `base`, perhaps with
+        a number. A client that is opened again gets its old name."""
         number, name = 1, base or "1"
         while _named.setdefault(name, self) is not self:
             number += 1
@@ -142,7 +141,7 @@ class Metrics(Mapping[str, OpMetrics]):
         self.name = name
 
     def end(self) -> None:
-        """The client is closed: nothing waits any more, its name is free, and it need not stay in memory."""
+        """The client is closed: free its name, and release the memory."""
         observed = self.observe()._replace(queues={}, handles={})
         self.observe = lambda: observed
         if _named.get(self.name) is self:
@@ -160,7 +159,7 @@ class Metrics(Mapping[str, OpMetrics]):
         return len(self._ops)
 
     def op(self, name: str) -> OpMetrics:
-        """The counts of that operation, to add to."""
+        """The live counts of that operation."""
         op = self._ops.get(name)
         if op is None:
             op = self._ops[name] = OpMetrics(self._latencies("request", name))
@@ -208,7 +207,7 @@ class Metrics(Mapping[str, OpMetrics]):
         self._late += late
 
     def heartbeat_failed(self) -> None:
-        """It is repeated."""
+        """A heartbeat failed, and is repeated."""
         self._failed_heartbeats += 1
 
     def lease_lost(self) -> None:
@@ -217,7 +216,7 @@ class Metrics(Mapping[str, OpMetrics]):
 
     @contextmanager
     def work(self, kind: str) -> Iterator[OngoingWork]:
-        """Surrounds a piece of long work: `compaction` or `collection`."""
+        """A scope for a piece of long work: `compaction` or `collection`."""
         counts = self._work[kind]
         work, began = OngoingWork(), self.now()
         counts.running += 1
@@ -235,7 +234,7 @@ class Metrics(Mapping[str, OpMetrics]):
     # --- the view --------------------------------------------------------------------------------
 
     def __call__(self) -> "MetricsView":
-        """All of it, as it is now, as a frozen value with a JSON form. No request."""
+        """The current counts as a frozen value with a JSON form. No request."""
         from aiopersist.measure.view import CacheView, HandlesView, LeasesView, MetricsView, QueuesView
 
         observed, requests = self.observe(), {op: self._request(op) for op in list(self._ops)}

@@ -1,9 +1,9 @@
 """Metrics by OpenTelemetry. Only `providers` imports this, once a meter provider is set.
 
-Durations are recorded as they happen; all else is observed: a reader that collects gets the views of that
-moment. The instruments are those of the process, made once for each provider; the attribute
-`aiopersist.client.name` tells the clients apart. What a closed client has counted stays, and one that takes
-its name goes on from there, so that no count ever goes back.
+Durations are recorded when they happen. Everything else is observed: a collecting reader gets the current
+views. The process makes the instruments once for each provider; the attribute `aiopersist.client.name`
+distinguishes the clients. The counts of a closed client stay, and a client that takes its name continues
+them, so that no count ever goes back.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ _LABELS = {durations.name: durations.label for durations in DURATIONS}
 
 
 class OtelMetrics(Metrics):
-    """Counts that are exported, too."""
+    """Counts that are also exported."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._exporter = _exporter_of(api.get_meter_provider())
@@ -42,7 +42,7 @@ class OtelMetrics(Metrics):
 
 
 class OtelLatencies(Latencies):
-    """Latencies that are recorded by an instrument, too."""
+    """Latencies that an instrument also records."""
 
     __slots__ = ("_attributes", "_histogram", "_make_attributes")
 
@@ -54,7 +54,7 @@ class OtelLatencies(Latencies):
 
     def add(self, seconds: float) -> None:
         super().add(seconds)
-        if self._attributes is None:  # by now the client has its name
+        if self._attributes is None:  # the client has its name now
             self._attributes = self._make_attributes()
         self._histogram.record(seconds, self._attributes)
 
@@ -74,7 +74,7 @@ class Exporter:
             create(name, [observe], unit=instrument.unit, description=instrument.text)
 
     def add(self, metrics: Metrics) -> None:
-        """Export this client. What one of the same name has counted is added to it."""
+        """Export this client. The counts of an earlier client with the same name are added to it."""
         before = self._clients.pop(metrics.name, None)
         for instrument in INSTRUMENTS:
             if before is not None and instrument.grows:
@@ -114,7 +114,7 @@ _exporters: dict[int, tuple[api.MeterProvider, Exporter]] = {}
 
 
 def _exporter_of(provider: api.MeterProvider) -> Exporter:
-    """The exporter of that provider, of which a process has one, as a rule, for as long as it lives."""
+    """The exporter of that provider. A process usually has only one."""
     if id(provider) not in _exporters:
         _exporters[id(provider)] = (provider, Exporter(provider))
     return _exporters[id(provider)][1]

@@ -1,7 +1,7 @@
 """Spans by OpenTelemetry. Only `providers` imports this, once a tracer provider is set.
 
-A span says what failed by the name of the error's type alone: its text may hold values of users, and that of
-another library a secret. Only the trace context goes to other processes, no baggage.
+A failed span has only the name of the error's type: the text may contain values of users, or a secret. Only
+the trace context goes to other processes, no baggage.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ from aiopersist.measure.tracing import Tracing
 
 T = TypeVar("T")
 
-LINKS_MAX = 32  # callers of one group beside the first: more say little, and cost memory
+LINKS_MAX = 32  # callers of one group besides the first: more links help little, and cost memory
 _LINKS = contexts.create_key("aiopersist-links")
 _PROPAGATOR = TraceContextTextMapPropagator()
 
@@ -114,7 +114,7 @@ class OtelTracing(Tracing):
 
 @contextmanager
 def _within(span: Span) -> Iterator[None]:
-    """Make `span` the present one, and mark it as failed by what is raised. A cancellation is no failure."""
+    """Make `span` the present one, and mark it as failed by an error. A cancellation is no failure."""
     context = contexts.set_value(_LINKS, None, trace.set_span_in_context(span))
     token = contexts.attach(context)
     try:

@@ -1,7 +1,7 @@
-"""Whether the application has set providers of OpenTelemetry, and what a client measures by then.
+"""Whether the application has set providers of OpenTelemetry, and the measures of a client.
 
-An application that never imported the API of OpenTelemetry cannot have set a provider: then it is not
-imported here, either, nor need it be installed. A client looks once, when it is opened.
+An application that never imported the API of OpenTelemetry cannot have set a provider. Then the API is not
+imported here, and need not be installed. A client looks once, at its opening.
 """
 
 import sys
@@ -13,14 +13,14 @@ from aiopersist.measure.tracing import NO_TRACING, Tracing
 
 
 class Measures(NamedTuple):
-    """What one client is measured by."""
+    """The metrics and the tracing of one client."""
 
     metrics: Metrics
     tracing: Tracing
 
     @classmethod
     def new(cls, now: Callable[[], float], *, enabled: bool) -> "Measures":
-        """Those of a client that begins; `now` is a clock that never goes back."""
+        """The measures of a new client; `now` is a clock that never goes back."""
         return cls(_metrics(now) if enabled else NoMetrics(), _tracing())
 
 
@@ -50,8 +50,9 @@ def _tracing() -> Tracing:
 
 
 def _is_set(signal: str, getter: str) -> bool:
-    """Whether there is a provider for that signal; those of the API itself do nothing."""
+    """Whether there is a provider for that signal. The default providers of the API do nothing, and do not
+    count."""
     api = sys.modules.get(f"opentelemetry.{signal}")
-    if api is None or not hasattr(api, getter):  # perhaps it is being imported
+    if api is None or not hasattr(api, getter):  # it may be under import
         return False
     return not type(getattr(api, getter)()).__module__.startswith(f"opentelemetry.{signal}")

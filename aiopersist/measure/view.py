@@ -1,5 +1,6 @@
-"""The metrics of a client at one moment, as frozen values with a JSON form. Seconds and bytes, unless it says
-otherwise. Counts only grow while the client is open; those that may fall say *now*."""
+"""The metrics of a client at one moment, as frozen values with a JSON form. Units are seconds and bytes,
+unless a field has another. Counts only grow while the client is open; values that may fall are marked
+*now*."""
 
 from math import inf
 
@@ -9,11 +10,11 @@ from aiopersist.measure.bounds import BOUNDS_S
 
 
 class Histogram(BaseModel, frozen=True):
-    """How often something took how long."""
+    """A histogram of durations."""
 
     buckets: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
-    """How many took at most the bound of the bucket (0.1 ms, doubled up to 52 s), and longer than the one
-    before."""
+    """The number of durations in each bucket: at most its bound (0.1 ms, doubled up to 52 s), and above the
+    bound before."""
     count: int = 0
     """The sum of the buckets."""
     seconds: float = 0.0
@@ -25,8 +26,8 @@ class Histogram(BaseModel, frozen=True):
         return self.seconds / (self.count or 1)
 
     def quantile_s(self, share: float) -> float:
-        """The bound that at least this share of all (0.99 for 99 %) did not exceed: at most twice the true
-        value. 0 for none, infinity beyond the last bound."""
+        """The bound that at least this share of all durations (0.99 for 99 %) did not exceed: at most twice
+        the true value. 0 without durations, infinity beyond the last bound."""
         if not 0 <= share <= 1:
             raise ValueError(f"share={share!r} is not between 0 and 1")
         seen, target = 0, share * self.count
@@ -43,7 +44,7 @@ class RequestsView(BaseModel, frozen=True):
     count: int = 0
     """Requests that began."""
     errors: int = 0
-    """Requests that failed, those included that were repeated."""
+    """Requests that failed, including repeated ones."""
     retries: int = 0
     """How often a failed request was repeated."""
     in_flight: int = 0
@@ -51,7 +52,7 @@ class RequestsView(BaseModel, frozen=True):
     bytes: int = 0
     """Bytes of values, sent or received."""
     duration: Histogram = Histogram()
-    """Of requests that ended, however they ended."""
+    """The durations of ended requests, failed or not."""
 
 
 class WorkView(BaseModel, frozen=True):
@@ -60,9 +61,9 @@ class WorkView(BaseModel, frozen=True):
     running: int = 0
     """*Now*."""
     failures: int = 0
-    """Pieces of work that raised; what is owed is tried again."""
+    """Pieces of work that raised; due work is tried again."""
     duration: Histogram = Histogram()
-    """Of work that succeeded; its count says how much that was."""
+    """The durations of successful work; also its number."""
 
 
 class CacheView(BaseModel, frozen=True):
@@ -79,16 +80,16 @@ class CacheView(BaseModel, frozen=True):
 
 
 class QueuesView(BaseModel, frozen=True):
-    """What waits in this client *now*. A queue that stays long says where the time goes."""
+    """The waiting work of this client *now*. A queue that stays long shows where the time goes."""
 
     writes: int = 0
     """Calls of `WriteHandle.write`, and operations on tables, that wait for the commit of their group."""
     commits: int = 0
     """Commits that wait for their turn on a shard: at most one of a client is under way on each."""
     uploads: int = 0
-    """Blobs that are on their way to the blob store."""
+    """Blobs under way to the blob store."""
     downloads: int = 0
-    """Blobs, or ranges of them, that are on their way from it."""
+    """Blobs, or ranges of blobs, under way from it."""
     waiters: int = 0
     """Calls that wait for news of a shard: listens, and reads of times that are not complete."""
     computing: int = 0
@@ -119,34 +120,34 @@ class LeasesView(BaseModel, frozen=True):
     failures: int = 0
     """Heartbeats that failed; each is repeated."""
     lost: int = 0
-    """Registrations that were found to be gone: their leases ran out, or another took them over."""
+    """Lost registrations: their leases ran out, or another owner took them over."""
 
 
 class MetricsView(BaseModel, frozen=True):
-    """What a client has done since it was opened, and what it is doing."""
+    """The work of a client since its opening, and its present work."""
 
     client: str = ""
     """Its name among the clients of this process: `settings.client_name`, else a number."""
     enabled: bool = True
-    """`settings.metrics`; without it only the cache, the failures and what is *now* are told."""
+    """`settings.metrics`; without it only the cache, the failures and the values of *now* are known."""
     age_s: float = 0.0
-    """How long ago it was opened."""
+    """Seconds since its opening."""
     requests: dict[str, RequestsView] = {}
-    """By `blob.<method>` and `consensus.<method>`, without the operations that were never called."""
+    """By `blob.<method>` and `consensus.<method>`, without operations that were never called."""
     commits: Histogram = Histogram()
     """From the call until the commit was durable: its turn, lost races and retries included."""
     versions: int = 0
     """Versions that were written: a commit of several shards writes one for each."""
     mismatches: int = 0
-    """Lost races: a commit of another process came first, and this one began again."""
+    """Lost races: a commit of another process came first, and ours began again."""
     refusals: int = 0
-    """Commands that the newest state refused, as `UpperMismatch`."""
+    """Commands that the newest state refused, for example with `UpperMismatch`."""
     lost_answers: int = 0
-    """Commits whose answer was lost, so that the store had to be asked what came of them."""
+    """Commits whose answer was lost, so that the store had to be asked for the outcome."""
     appends: int = 0
-    """Appends that wrote; a group of writes is one."""
+    """Appends that wrote; a group of writes counts once."""
     rows: int = 0
-    """Updates that these wrote."""
+    """Updates of these appends."""
     stash: Histogram = Histogram()
     """Changes of stashes that `client.stash()` opened, from the call until the change was durable: its turn,
     repeated plans and requests included. Refused ones are not counted."""
@@ -159,4 +160,4 @@ class MetricsView(BaseModel, frozen=True):
     stalls: int = 0
     """Waits of more than 5 s, which were logged: for a store, for an outcome, for another process."""
     failures: int = 0
-    """Failures of background work, which was tried again, or given up until the next time."""
+    """Failures of background work. It was tried again, or given up until the next occasion."""

@@ -16,7 +16,7 @@ async def columns_of(
     stack: Stack, rows: Any, convert: "Callable[[Any, int], pa.Table]", schema: Schema[Any, Any, Any]
 ) -> "pa.Table":
     """Convert a sequence of rows, or Arrow data. `convert` gets a slice and the number of its first row.
-    `InvalidUpdate` if the number of rows changes meanwhile: some of the rows must not pass for all."""
+    `InvalidUpdate` if the number of rows changes meanwhile, since some of them would be missing."""
     if not isinstance(rows, Sequence) or not rows:
         return await stack.compute(convert, rows, 0)
     leaves = sum(leaf_count(field.type) for field in schema.arrow_schema)

@@ -1,7 +1,7 @@
 """Copies of the parts that an append uploaded before the lease of its writer ran out.
 
-No state may name a blob of a writer that is gone. So the append registers a new writer and copies its parts
-under that id: it reads each blob, checks it and writes it again. The rows may be gone from memory by then.
+No state may name a blob of a writer that is no longer registered. So the append registers a new writer, reads
+each blob, checks it, and writes it again under the new id. The rows themselves may no longer be in memory.
 The uploader deletes the old blobs, or leaves them to the sweep.
 """
 
@@ -25,8 +25,8 @@ class Copies(NewBlobs):
         self._fetch = Fetch(shard, shard.schema(shard.state.schema_id), cached=False)
 
     async def of(self, batch: HollowBatch) -> HollowBatch:
-        """`batch` with a copy instead of each part whose writer is gone. `LeaseExpired` if the sweep has
-        deleted such a part. Two requests per copy; in memory are at most
+        """`batch` with copies of the parts whose writers are no longer registered. `LeaseExpired` if the
+        sweep has deleted one of these parts. Two requests per copy; memory has at most
         `settings.batch_builder_max_outstanding_parts` parts."""
         jobs = [partial(self._of_part, part) for part in batch.parts]
         at_once = self._shard.stack.settings.batch_builder_max_outstanding_parts

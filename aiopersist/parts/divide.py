@@ -1,10 +1,10 @@
-"""Divides many parts into pieces of about equal size, which any process can read on its own.
+"""Divides many parts into pieces of about equal size, each of which any process can read.
 
-A piece is a range of rows (`data/part/key_range.py`) and, run by run, the parts that may hold some of them.
-Inline parts are small: they are read here, and each piece carries its own rows of them. The reader of a piece
-merges its runs and keeps the rows of its range, so all pieces together give each row once, in sorted order.
+A piece is a range of rows (`data/part/key_range.py`) and, run by run, the parts that may have some of them.
+Inline parts are small: they are read here, and each piece carries its rows of them. The reader of a piece
+merges its runs and keeps the rows of its range, so all pieces together have each row once, in sorted order.
 
-The statistics of row groups say where to cut. They lie in the footers of parts: one request for each larger
+The statistics of row groups decide the cuts. They are in the footers of parts: one request for each larger
 part, at most `FOOTERS_MAX`.
 """
 
@@ -39,21 +39,21 @@ from aiopersist.state.keys import BlobKey
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import HollowPart, Record
 
-FOOTERS_MAX = 1024  # of the largest parts; for other parts the statistics in the state are fine enough
+FOOTERS_MAX = 1024  # of the largest parts; for others the statistics in the state are enough
 BLOCKS_PER_TASK = 16  # finer blocks would not make the pieces more equal
 
 Runs: TypeAlias = Sequence[Sequence[Named]]
-"""The parts of each run, in order. The caller groups them: it may read only some parts of a batch, whose
-`runs` describes all of them."""
+"""The parts of each run, in order. The caller groups them, since it may read only some parts of a batch,
+whose `runs` describes all."""
 
 
 class Piece(Record, frozen=True, kw_only=True):
     """One piece of a read. It travels as JSON."""
 
     schema_id: int
-    """The schema that the piece is read as; the range is over its leaf columns."""
+    """The schema of the reader; the range is over its leaf columns."""
     keys: dict[str, Any]
-    """The range, as `to_stored` gives it."""
+    """The range, in the form of `to_stored`."""
     runs: tuple[HollowBatch, ...]
     """Each batch is one run of parts, in order."""
 
@@ -63,8 +63,8 @@ class Piece(Record, frozen=True, kw_only=True):
 
 
 def checked_shard(shard: str, piece: Piece) -> str:
-    """`shard`; `InvalidUpdate` if it is no id of a shard, or if a part of the piece is none, or belongs to
-    another."""
+    """`shard`; `InvalidUpdate` if it is no id of a shard, or if a part of the piece is invalid, or belongs to
+    another shard."""
     for part in (part for batch in piece.runs for part in batch.parts):
         check_part(part)
     try:
@@ -79,7 +79,7 @@ def checked_shard(shard: str, piece: Piece) -> str:
 
 
 def check_part(part: HollowPart) -> None:
-    """`InvalidUpdate` unless it is what a writer says of a part: it was transmitted."""
+    """`InvalidUpdate` unless these are valid facts of a part. They were transmitted."""
     place = part.key or "within the state"
     if (part.key is None) is (part.inline is None):
         raise InvalidUpdate("a transmitted part has no place, or two")
@@ -129,8 +129,8 @@ class _Input(NamedTuple):
 
 
 async def divide(fetch: Fetch, runs: Runs, selection: Selection, reader: str, tasks: int) -> list[Piece]:
-    """About `tasks` pieces, at least one, of the updates of the runs that `selection` asks for. The reader of
-    a piece applies the bounds on times again; it must also give a condition again."""
+    """About `tasks` pieces, at least one, of the selected updates of the runs. The reader of a piece must use
+    the same bounds on times and the same condition."""
     order = leaves(fetch.schema)
     source = await _Input.of(fetch, runs, selection, reader)
     blocks = await _blocks(fetch, source.parts, reader, order, tasks) if tasks > 1 else []
@@ -140,8 +140,8 @@ async def divide(fetch: Fetch, runs: Runs, selection: Selection, reader: str, ta
 async def divide_with(
     fetch: Fetch, runs: Runs, selection: Selection, reader: str, tasks: int, others: Runs
 ) -> list[tuple[Piece, Piece]]:
-    """As `divide`, and with each piece a second piece: of the runs `others`, all rows whose keys may be in
-    the first piece."""
+    """As `divide`. Each piece comes with a second piece, of the runs `others`, with all rows whose keys may
+    be in the first."""
     order = leaves(fetch.schema)
     key_leaves = sum(leaf.path[0] == "key" for leaf in order)
     source = await _Input.of(fetch, runs, selection, reader)
@@ -171,7 +171,8 @@ def _pieces(source: _Input, ranges: list[KeyRange], order: list[Leaf]) -> list[P
 def _of_range(
     run: Sequence[Named], keys: KeyRange, bounds: dict[int, tuple[Bound, ...]]
 ) -> HollowBatch | None:
-    """The parts of a run that may hold rows of the range, without their statistics, which are used up."""
+    """The parts of a run that may have rows of the range, without their statistics, which are no longer
+    needed."""
     parts = tuple(
         part.replace(stats=None, key_lower=None) for _, part in run if overlaps(keys, bounds[id(part)])
     )
@@ -179,7 +180,7 @@ def _of_range(
 
 
 def _inline(fetch: Fetch, rows: "pa.Table") -> HollowBatch:
-    """Rows as one inline part. Its description lets every time through unchanged."""
+    """Rows as one inline part. Its description neither drops nor advances any time."""
     since = minimum(fetch.schema.time_length)
     part = inline_part(rows.combine_chunks(), fetch.schema_id)
     return HollowBatch(lower=since, upper=Antichain(), since=since, parts=(part,))

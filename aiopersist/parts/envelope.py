@@ -1,8 +1,8 @@
 """Values that travel between processes as bytes.
 
-The first line names the kind of value, its format and the checksum of the rest; the rest is JSON. Within a
-trace, a line with the context of the trace precedes it, in a format with the next number, so that the process
-which goes on with the work goes on with the trace.
+The first line has the kind of value, its format and the checksum of the rest; the rest is JSON. Within a
+trace, the format has the next number, and a line with the context of the trace precedes the JSON, so that the
+process that continues the work also continues the trace.
 """
 
 import json
@@ -18,11 +18,11 @@ R = TypeVar("R", bound=Record)
 
 
 class Envelope(NamedTuple):
-    """A kind of value, by the word that messages use (`batch`), and its format."""
+    """A kind of value: the word for messages (`batch`), and its format."""
 
     what: str
     format: int
-    """Its number without a trace; the next one is the same with a trace."""
+    """The number without a trace; the next number is with a trace."""
 
     @property
     def magic(self) -> bytes:
@@ -36,8 +36,7 @@ class Envelope(NamedTuple):
         return b"%s %d %s\n%s" % (self.magic, number, checksum(body).encode(), body)
 
     def decode(self, data: Any, model: type[R], shard_id: str | None = None) -> R:
-        """The value again; `InvalidUpdate` for bytes that hold no such value, are damaged, or have another
-        format."""
+        """The value of these bytes; `InvalidUpdate` for bytes of another kind or format, or damaged bytes."""
         what = self.what
 
         def refused(text: str) -> InvalidUpdate:
@@ -63,8 +62,8 @@ class Envelope(NamedTuple):
         return value
 
     def trace(self, data: bytes) -> dict[str, str]:
-        """The context of the trace within which the value was encoded; empty if there was none, or if these
-        bytes hold no such value."""
+        """The context of the trace in which the value was encoded; empty if there was none, or for bytes of
+        another kind."""
         head, _, body = bytes(data).partition(b"\n")
         if not head.startswith(b"%s %d " % (self.magic, self.format + 1)):
             return {}

@@ -1,13 +1,13 @@
 """From hollow parts to updates: the steps of every reader.
 
-1. Get the bytes: of an inline part from the state, else from the blob store. Check them against the state.
+1. Get the bytes, of an inline part from the state, else from the blob store. Check them against the state.
 2. Advance times to the part's rewrite frontier, if its batch was rewritten.
 3. Keep the updates within the bounds of the append, if the append truncated the part.
-4. Keep the updates that the read asks for (`Selection`), and advance them to its time.
+4. Keep the selected updates (`Selection`), and advance them to the time of the read.
 
-If a blob that the state names is missing, there are two causes. The lease of the reader ran out, or a
-readonly client never had one: `LeaseExpired`. Or the reader is still registered, or the newest state of a
-readonly client still names the blob: then the store lost the blob (`MissingPart`).
+If a blob that the state names is missing, there are two causes. If the reader's lease ran out, or a readonly
+client has none, the blob was deleted (`LeaseExpired`). If the reader is still registered, or the newest state
+of a readonly client still names the blob, the store has lost it (`MissingPart`).
 """
 
 from collections import OrderedDict
@@ -52,18 +52,18 @@ from aiopersist.storage.blob import Blob
 
 T = TypeVar("T")
 Slabs: TypeAlias = "Iterator[pa.Table]"
-"""Tables that are decoded as they are taken, on a thread."""
+"""Tables that are decoded on a thread, one by one."""
 Named = tuple[HollowBatch, HollowPart]
 """A part, and the batch that names it."""
 
-GAP_BYTES = 256 * 1024  # a smaller gap between two ranges is fetched too: another request costs more
-BOUNDS_BYTES = 128  # of updates: their conversion takes as long as a look at the bounds of a row group
-INDEXES_BYTES = 2 * MIB  # of encoded indexes that stay parsed: few rows may be read again and again
+GAP_BYTES = 256 * 1024  # a smaller gap between two ranges is fetched: another request costs more
+BOUNDS_BYTES = 128  # of updates whose conversion takes as long as a look at the bounds of a row group
+INDEXES_BYTES = 2 * MIB  # of encoded indexes that stay parsed, for frequent reads of a few rows
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which updates a read asks for; a bound that is `None` does not apply."""
+    """The updates that a read asks for. `None` is no bound."""
 
     lower: Antichain | None = None
     upper: Antichain | None = None
@@ -75,11 +75,11 @@ class Selection:
     """A condition on key and val (`data/part/select.py`). Row groups that cannot match, by their statistics,
     are not fetched."""
     keys: WantedKeys | None = None
-    """Some keys; perhaps rows of others come, too. As with `where`, row groups are left out."""
+    """Some keys. Rows of other keys may come, too. Row groups are skipped as for `where`."""
 
     @property
     def chooses(self) -> bool:
-        """Whether it asks for some rows alone, by their key or value."""
+        """Whether it selects rows by their key or value."""
         return self.where is not None or self.keys is not None
 
     def covers(self, batch: HollowBatch) -> bool:
@@ -115,8 +115,8 @@ class Fetch:
         range_bytes: int | None = None,
         stack: Stack | None = None,
     ) -> None:
-        """`cached=False` for background work, which must not push the blobs of readers out of the cache.
-        `range_bytes` are fetched at once of a large part. `stack` replaces the shard's."""
+        """`cached=False`: background work, which must not displace the blobs of readers in the cache. A large
+        part is fetched in ranges of `range_bytes`. `stack` replaces the shard's."""
         self.shard = shard
         self.stack = stack or shard.stack
         self.range_bytes = range_bytes or self.stack.settings.row_group_bytes
@@ -126,12 +126,12 @@ class Fetch:
         self.schema_id = shard.schema_id(schema)
         self._held: WeakValueDictionary[Hashable, pa.Table] = WeakValueDictionary()
         self._indexes: OrderedDict[str, PartIndex] = OrderedDict()
-        """Those that conditions needed last."""
+        """The recently used indexes of large parts."""
         self._indexes_bytes = 0
 
     async def table(self, named: Sequence[Named], selection: Selection, reader: str) -> "pa.Table":
-        """The updates of these parts that `selection` asks for, part after part. One request per blob, one
-        after the other; for a condition on a large blob one for its index and one per range."""
+        """The selected updates of these parts, part after part. One request per blob, one after the other;
+        for a condition on a large blob one for its index and one per range."""
         tables = []
         for is_inline, group in groupby(named, key=lambda named: named[1].key is None):
             parts = list(group)
@@ -146,8 +146,8 @@ class Fetch:
     async def updates(
         self, named: Sequence[Named], selection: Selection, reader: str
     ) -> Updates[Any, Any, Any]:
-        """`table` as `Updates`. A table that another caller of this object still holds is not fetched again:
-        many listens of a shard take the same step."""
+        """`table` as `Updates`. A table that another caller still has is not fetched again: many listens of a
+        shard take the same step."""
         if selection.chooses:  # it has no hash
             return Updates(await self.table(named, selection, reader), self.schema)
         key = (selection, tuple(_content(batch, part) for batch, part in named))
@@ -159,9 +159,9 @@ class Fetch:
     async def slabs(
         self, named: Named, selection: Selection, reader: str, slab_bytes: int
     ) -> AsyncGenerator[Slabs, None]:
-        """The updates of a blob that `selection` asks for, range by range, in slabs of about `slab_bytes`
-        goodbytes, which are decoded as they are taken. A range has at most `range_bytes`, or is one row
-        group. One request for a part of at most `range_bytes`; else one for its index, and one per range."""
+        """The selected updates of a blob, range by range, in slabs of about `slab_bytes` goodbytes, which are
+        decoded one by one. A range has at most `range_bytes`, or is one row group. One request for a part of
+        at most `range_bytes`; else one for its index, and one per range."""
         batch, part = named
         schema = self.shard.schema(part.schema_id)
         async with aclosing(self._row_groups(part, reader, selection)) as ranges:
@@ -176,7 +176,7 @@ class Fetch:
         return await self._read(part, at, part.footer_bytes, reader, lambda data: read_footer(data, part))
 
     async def _cached_index(self, part: HollowPart, reader: str) -> PartIndex:
-        """As `index`; no request if it was read lately."""
+        """As `index`; no request if it was read recently."""
         assert part.key is not None
         cached = self._indexes.get(part.key)
         if cached is not None:
@@ -193,8 +193,8 @@ class Fetch:
     async def raw_slabs(
         self, part: HollowPart, reader: str = "", rows: range | None = None
     ) -> "AsyncGenerator[pa.Table, None]":
-        """The part as it was written, row group by row group; only `rows`, if they are given. Row groups
-        without any of them are not fetched from a large part."""
+        """The part as it was written, row group by row group; or only its `rows`. Row groups without any of
+        these are not fetched from a large part."""
         schema = self.shard.schema(part.schema_id)
         if part.inline is not None:
             yield _rows_of(decode_inline(part.inline, schema, part.checksum), 0, rows)
@@ -238,7 +238,7 @@ class Fetch:
         self, batch: HollowBatch, part: HollowPart, selection: Selection, reader: str
     ) -> "pa.Table":
         """As `_in_blob` for a large part: one request for its index, and one per range that may match. Two
-        neighbouring row groups are one range: a key may lie in both."""
+        neighbouring row groups are one range, since both may have rows of a key."""
         schema = self.shard.schema(part.schema_id)
         index = await self._cached_index(part, reader)
         chosen = await self._matching(index, selection)
@@ -266,7 +266,7 @@ class Fetch:
         return await self._read(part, None, part.size, reader, checked_whole)
 
     async def _matching(self, index: PartIndex, selection: Selection) -> list[int]:
-        """The row groups that may hold rows that match."""
+        """The row groups that may have matching rows."""
         groups, keys = index.row_groups, selection.keys
         numbers = list(range(len(groups)))
         if keys is not None:
@@ -282,7 +282,7 @@ class Fetch:
         self, part: HollowPart, offset: int | None, length: int, reader: str, decode: Callable[[bytes], T]
     ) -> T:
         """Get the bytes of a part, or a range of them, and decode them. After a `Corruption` they are read
-        again at most twice, without the cache: they may be damaged on the way, not in the store."""
+        again, at most twice, without the cache: they may have been damaged on the way."""
         assert part.key is not None
         blob, uncached = self._blob, self.stack.blob.uncached
         for last, store in ((False, blob), (False, uncached), (True, uncached)):
@@ -300,7 +300,7 @@ class Fetch:
         raise AssertionError("the last attempt returns or raises")
 
     async def _missing(self, part: HollowPart, reader: str) -> Error:
-        """The error for a blob that the state names and the store does not have."""
+        """The error for a missing blob that the state names."""
         state = await self.shard.open()
         if self.stack.readonly:
             if part.key not in live_parts(state):
@@ -330,7 +330,7 @@ class Fetch:
     def _selected(
         self, table: "pa.Table", batches: Sequence[HollowBatch], part: HollowPart, selection: Selection
     ) -> "pa.Table":
-        """What `selection` asks for of a table of `part`, or of parts that are read alike, of `batches`."""
+        """The selected updates of a table of `part`, or of parts of `batches` that are read alike."""
         if part.schema_id != self.schema_id:
             table = adapt(table, self.schema)
         if part.rewrite is not None:
@@ -345,12 +345,12 @@ class Fetch:
 
 
 def _read_alike(part: HollowPart) -> Hashable:
-    """Parts for which this is equal are read in the same way."""
+    """A value that is equal for parts that are read in the same way."""
     return part.schema_id, part.rewrite, part.truncated
 
 
 def _content(batch: HollowBatch, part: HollowPart) -> Hashable:
-    """All that decides which updates a read of the part gives."""
+    """A value that decides the updates of the part."""
     read = (part.key, part.checksum, _read_alike(part))
     return (*read, batch.lower, batch.upper, batch.since)
 
@@ -371,7 +371,7 @@ def _index(data: bytes, part: HollowPart) -> PartIndex:
 def _ranges(
     index: PartIndex, numbers: Sequence[int], gap_bytes: int, length_max: int
 ) -> list[tuple[list[int], tuple[int, int]]]:
-    """These row groups of a part, and the ranges of at most `length_max` bytes to fetch them in."""
+    """These row groups of a part, and ranges of at most `length_max` bytes with them."""
     plan = plan_ranges(index, numbers, gap_bytes=gap_bytes, range_bytes_max=length_max)
     return [
         ([n for n in numbers if offset <= index.row_groups[n].offset < offset + length], (offset, length))
@@ -380,7 +380,7 @@ def _ranges(
 
 
 def _holding(index: PartIndex, numbers: Sequence[int], rows: range | None) -> list[int]:
-    """The row groups of `numbers` that hold any of `rows`."""
+    """The row groups of `numbers` that have some of `rows`."""
     if rows is None:
         return list(numbers)
     starts = list(accumulate((group.rows for group in index.row_groups), initial=0))
@@ -388,7 +388,7 @@ def _holding(index: PartIndex, numbers: Sequence[int], rows: range | None) -> li
 
 
 def _rows_of(table: "pa.Table", first: int, rows: range | None) -> "pa.Table":
-    """The rows of `table` that are in `rows`; its first row has the number `first`."""
+    """The rows of `table` with numbers in `rows`; its first row has the number `first`."""
     if rows is None:
         return table
     start = max(rows.start - first, 0)

@@ -1,4 +1,4 @@
-"""Inline parts become blobs, many at once: so the state stays small under small appends."""
+"""Inline parts become blobs, many at once, so that the state stays small under small appends."""
 
 from functools import reduce
 
@@ -26,9 +26,9 @@ def must_flush(shard: Shard) -> bool:
 
 
 async def flush_inline(shard: Shard, writer: str, slot: Slot, uploads: list[Uploaded]) -> bool:
-    """Merge the largest group of neighbouring inline batches into one batch with one blob; whether that
-    was done. One blob and one commit. The updates keep their times: no reader sees a difference. The
-    upload is added to `uploads`, whose owner discards it if the attempt stays in the slot."""
+    """Merge the largest group of neighbouring inline batches into one batch with one blob. Returns whether
+    that was done. One blob and one commit. The updates keep their times: readers see no difference. The
+    upload is added to `uploads`; their owner discards it if the attempt stays in the slot."""
     state = shard.state
     ordinals = largest_inline_run(state)
     if not ordinals:
@@ -40,11 +40,11 @@ async def flush_inline(shard: Shard, writer: str, slot: Slot, uploads: list[Uplo
         done: bool = await commit(shard.register, command, slot)
     except BatchExpired:
         done = False
-    except Unknowable:  # the state may name the blob: for its deletion, unknown counts as applied
+    except Unknowable:  # the state may name the blob, so it must not be deleted
         slot.pending = None
         return False
     except BaseException:
-        if not slot.busy:  # nothing was sent
+        if not slot.busy:  # no statement was sent
             upload.discard()
         raise
     if not done:
@@ -76,7 +76,7 @@ async def inline_to_blob(
     shard: Shard, writer: str, batch: HollowBatch, uploads: list[Uploaded]
 ) -> HollowBatch:
     """`batch` with all its inline parts as one blob, which is a run of its own. The upload is added to
-    `uploads`, whose owner discards it if the batch is not appended."""
+    `uploads`; their owner discards it if the batch is not appended."""
     inline = tuple(part for part in batch.parts if part.inline is not None)
     _, flushed, _ = await _upload(shard, writer, [batch.replace(parts=inline)], uploads)
     parts, runs = _without_inline(batch)
@@ -85,7 +85,7 @@ async def inline_to_blob(
 
 
 def _without_inline(batch: HollowBatch) -> tuple[list[HollowPart], list[int]]:
-    """The blobs of a batch, and where their runs begin: also where an inline part stood between two blobs."""
+    """The blobs of a batch, and where their runs begin: an inline part between two blobs also ends a run."""
     parts: list[HollowPart] = []
     runs: list[int] = []
     starts = {0, *batch.runs}

@@ -1,4 +1,4 @@
-"""The parts of an arrangement, each with a hollow batch as a shard has: `Fetch` reads such pairs."""
+"""The parts of an arrangement, each with a hollow batch: `Fetch` reads these pairs."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""From encoded parts to hollow parts in the blob store: the last step of every writer of parts."""
+"""From encoded parts to hollow parts in the blob store: the last step of all writers of parts."""
 
 import asyncio
 import logging
@@ -26,12 +26,12 @@ class Uploaded(Protocol):
     writer: str
 
     def discard(self) -> asyncio.Task[None] | None:
-        """Begin to delete the blobs, which surely no state names. The task, if there is anything to delete.
+        """Begin to delete the blobs, which surely no state names. Returns the task, if there is one.
         Idempotent."""
 
 
 class NewBlobs:
-    """Blobs of one writer that no state names yet: begun here, and deleted here if they stay unnamed."""
+    """Blobs of one writer that no state names yet. Their uploads begin here, and `discard` deletes them."""
 
     def __init__(self, shard: Shard, writer: str) -> None:
         self.writer = writer
@@ -40,20 +40,20 @@ class NewBlobs:
         self._in_flight: set[asyncio.Task[Any]] = set()
 
     def key(self) -> str:
-        """A new one."""
+        """A new key."""
         self.keys.append(BlobKey.new(self._shard.id, self.writer, self._shard.stack.runtime.uuid()))
         return self.keys[-1]
 
     def begin(self, write: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run `write`, which writes blobs, in the background, where a cancelled caller does not stop it."""
+        """Run `write`, which writes blobs, in the background. A cancelled caller does not stop it."""
         task = self._shard.stack.supervisor.spawn(write, name)
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
         return task
 
     def discard(self) -> asyncio.Task[None] | None:
-        """Delete the blobs in the background, once the uploads in flight have ended: a cancelled upload could
-        still arrive. See `Uploaded`."""
+        """Delete the blobs in the background, after the uploads in flight: a cancelled upload could still
+        arrive. See `Uploaded`."""
         keys, self.keys = self.keys, []
         if not keys:
             return None
@@ -70,14 +70,14 @@ class NewBlobs:
 
 
 def stats_spec(settings: Settings) -> StatsSpec:
-    """Which statistics parts carry."""
+    """The statistics that parts carry."""
     untrimmable = settings.stats_untrimmable_columns
     return StatsSpec(settings.stats_collection_enabled, settings.stats_budget_bytes, untrimmable)
 
 
 async def put(blob: Blob, key: str, part: EncodedPart, schema_id: int) -> HollowPart:
     """Write `part` under `key`, and return the hollow part. One request. `StorageUnavailable` also if the
-    answer is lost: no state names the blob, so to every reader it was not written."""
+    answer is lost: no state names the blob, so for readers it does not exist."""
     await put_bytes(blob, key, part.data)
     return HollowPart(
         key=key,
@@ -93,7 +93,7 @@ async def put(blob: Blob, key: str, part: EncodedPart, schema_id: int) -> Hollow
 
 
 async def put_bytes(blob: Blob, key: str, data: bytes | memoryview) -> None:
-    """As `put`, for bytes whose hollow part is known."""
+    """As `put`, for bytes with a known hollow part."""
     try:
         await blob.set(key, data)
     except Indeterminate as error:
@@ -101,7 +101,7 @@ async def put_bytes(blob: Blob, key: str, data: bytes | memoryview) -> None:
 
 
 def inline_part(columns: "pa.Table | pa.RecordBatch", schema_id: int) -> HollowPart:
-    """Sorted, consolidated updates as a part that lies in the state."""
+    """Sorted, consolidated updates as a part in the state."""
     return inline_part_of(encode_inline(columns), columns.num_rows, schema_id)
 
 

@@ -1,6 +1,6 @@
 """Runs of parts become one run: sorted and consolidated, in bounded memory.
 
-A small input is read all at once. A larger one is merged slab by slab (`runs.py`), on a thread of its own.
+A small input is read at once. A larger input is merged slab by slab (`runs.py`), on a thread of its own.
 The result is written as sorted parts (`sorted_parts.py`).
 
 Memory: `settings.compaction_memory_bytes`, whatever the size of the input.
@@ -26,9 +26,9 @@ from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import Total
 from aiopersist.state.record import HollowPart, goodbytes_at_most
 
-RANGE_BYTES = 2 * MIB  # fetched at once of a run: so large that the time of a request does not matter
+RANGE_BYTES = 2 * MIB  # fetched at once of a run: large enough that the time of a request does not matter
 PAGES_BYTES = 2 * MIB  # decoded besides a slab: a page of each column
-WHOLE_SHARE = 64  # one in so many bytes of the memory is read whole; sorted and encoded, that is five copies
+WHOLE_SHARE = 64  # inputs of this share of the memory are read at once: in all five copies
 WHOLE_BYTES_MAX = 4 * MIB  # more gains nothing
 
 
@@ -45,14 +45,14 @@ class Budget(NamedTuple):
         return cls(settings.compaction_memory_bytes, settings.row_group_bytes, settings.blob_target_size)
 
     def runs_max(self, parts: Iterable[HollowPart]) -> int:
-        """How many runs of parts as large as these may be read at once."""
+        """The number of runs, with parts of this size, that may be read at once."""
         shares = (part.size / part.goodbytes for part in parts if part.key is not None and part.goodbytes)
         row_group = min(self.row_group_bytes, int(self.row_group_bytes * max(shares, default=1.0)) + 1)
         return max(self.memory * 3 // 8 // (max(RANGE_BYTES, row_group) + PAGES_BYTES), 2)
 
     @property
     def slabs_bytes(self) -> int:
-        """For all slabs together."""
+        """The bytes for all slabs together."""
         return self.memory * 3 // 16
 
     @property
@@ -67,7 +67,7 @@ def whole_bytes(settings: Settings) -> int:
 
 
 class Target(NamedTuple):
-    """How the runs are written: schema, writer and description of the result."""
+    """Schema, writer and description of the result."""
 
     schema: Schema[Any, Any, Any]
     writer: str
@@ -78,7 +78,7 @@ class Target(NamedTuple):
 
 
 class Rewritten(NamedTuple):
-    """The parts, all uploaded; `output`, which can discard them; and the total that was read."""
+    """The uploaded parts; `output`, which can discard them; and the total of the input."""
 
     parts: tuple[HollowPart, ...]
     output: SortedParts
@@ -97,9 +97,9 @@ async def rewrite(
     target: Target,
     on_rows: Callable[[int], None] = lambda rows: None,
 ) -> Rewritten:
-    """Read the updates of sorted runs that `selection` asks for, and write them as one run. `on_rows` is told
-    how many more were read. On any error the written blobs are deleted. Requests for every part that is read
-    or written."""
+    """Read the selected updates of sorted runs, and write them as one run. `on_rows` gets the number of
+    further rows. After an error the written blobs are deleted. Requests for each part that is read or
+    written."""
     is_little = goodbytes_of(runs) <= whole_bytes(shard.stack.settings)
     with nullcontext(shard.stack) if is_little else shard.stack.on_one_thread() as stack:
         output = output_for(shard, stack, target)
@@ -134,7 +134,7 @@ async def _whole(
     output: SortedParts,
     on_rows: Callable[[int], None],
 ) -> Total:
-    """Read all updates at once, and write them as one part; the total that was read."""
+    """Read all updates at once, and write them as one part. Returns the total of the input."""
     parts = [named for run in runs for named in run]
     groups = [[named] for named in parts if named[1].key is not None]
     groups += [inline] if (inline := [named for named in parts if named[1].key is None]) else []
@@ -152,7 +152,7 @@ async def _slab_by_slab(
     output: SortedParts,
     on_rows: Callable[[int], None],
 ) -> Total:
-    """Merge the runs into parts, in bounded memory; the total that was read."""
+    """Merge the runs into parts, in bounded memory. Returns the total of the input."""
     read, reported = Total(0, 0), 0
 
     def count(slab: "pa.Table") -> None:

@@ -1,9 +1,9 @@
 """The updates of many parts as one sorted stream, in bounded memory.
 
-Every run of parts is sorted, so runs are merged slab by slab (`data/updates/merge.py`), whatever their sizes.
-A *slab* is a table of a run's next rows, decoded. Memory has one fetched range of row groups of each run,
-encoded, and some slabs of it; the more runs, the smaller the slabs. All inline parts together are one run,
-since the state bounds them.
+Every run of parts is sorted, so runs of any size are merged slab by slab (`data/updates/merge.py`). A *slab*
+is a table of a run's next rows, decoded. Memory has one fetched range of row groups of each run, encoded, and
+some slabs of it; the more runs, the smaller the slabs. All inline parts together are one run, since their
+size is limited.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -18,14 +18,14 @@ from aiopersist.data.updates.merge import Merge
 from aiopersist.parts.fetch import Fetch, Named, Selection, Slabs
 from aiopersist.state.model import HollowBatch
 
-SLABS_PER_RUN = 5  # in memory: one and a half that wait, and the copies that a step makes to sort them
+SLABS_PER_RUN = 5  # in memory: one and a half that wait, and the copies that a step sorts
 SLAB_MIN_BYTES = 64 * 1024  # smaller slabs cost more in calls than they save in memory
-READ_SHARE = 2  # a read's memory divided by this is for slabs; allocators keep as much again
+READ_SHARE = 2  # slabs get this share of a read's memory; allocators keep as much again
 
 
 def plan_runs(parts: Sequence[Named]) -> list[list[Named]]:
-    """The parts grouped by run; all parts of each batch must be given. `batch.runs` has the number of the
-    first part of every run except the first."""
+    """The parts grouped by run. They must include all parts of each batch. `batch.runs` has the number of the
+    first part of each run but the first."""
     runs: list[list[Named]] = []
     for _, group in groupby(parts, key=lambda named: id(named[0])):
         named = list(group)
@@ -38,8 +38,8 @@ def plan_runs(parts: Sequence[Named]) -> list[list[Named]]:
 
 
 def are_contents(parts: Sequence[Named], schema_id: int) -> bool:
-    """Whether the rows of these parts are contents as they lie: one sorted run of updates of one time, so
-    that no key and value come twice."""
+    """Whether the rows of these parts are contents without further work: one sorted run of updates at one
+    time, so that no key and value appear twice."""
     if not parts:
         return False
     batch, first = parts[0]
@@ -55,14 +55,15 @@ def are_contents(parts: Sequence[Named], schema_id: int) -> bool:
 
 
 def _has_one_time(batch: HollowBatch) -> bool:
-    """Int times: that of an append, or since, to which a compaction has advanced all."""
+    """Int times: all updates have the time of one append, or the since to which a compaction advanced
+    them."""
     lower, upper = batch.lower.elements, batch.upper.elements
     times = [time for time in (*lower, *upper) if isinstance(time, int)]
     return len(times) == 2 and (times[0] + 1 == times[1] or batch.uncompacted == 0)
 
 
 def slab_bytes(memory: int, runs: int, row_group_bytes: int) -> int:
-    """Goodbytes of each run that are decoded at once, if `memory` bytes are for the slabs of all runs."""
+    """Goodbytes of each run to decode at once, if `memory` bytes are for the slabs of all runs."""
     share = memory // (SLABS_PER_RUN * max(runs, 1))
     return max(min(row_group_bytes, share), min(row_group_bytes, SLAB_MIN_BYTES))
 
@@ -77,9 +78,8 @@ async def merged(
     memory: int | None = None,
     on_slab: "Callable[[pa.Table], None]" = lambda slab: None,
 ) -> "AsyncGenerator[pa.Table, None]":
-    """The updates of these runs that `selection` asks for, sorted and consolidated, in tables that follow
-    each other. `final`: contents, see `Merge`. `memory` is for slabs; by default that of a read. `on_slab` is
-    called with every slab that was read."""
+    """The selected updates of these runs, sorted and consolidated, in consecutive tables. `final`: contents,
+    see `Merge`. `memory` is for slabs; by default that of a read. `on_slab` gets each slab that was read."""
     settings = fetch.stack.settings
     if memory is None:
         memory = settings.read_memory_bytes // READ_SHARE
@@ -104,7 +104,7 @@ async def merged(
 
 
 class _RunSource:
-    """A run that is being merged: ranges of it are fetched, and slabs of a range decoded."""
+    """A run in a merge: its ranges are fetched, and slabs of a range are decoded."""
 
     def __init__(self, ranges: AsyncGenerator[Slabs, None]) -> None:
         self.ranges = ranges
@@ -121,9 +121,9 @@ class _RunSource:
 def _step(
     merge: Merge, sources: Sequence[_RunSource], on_slab: "Callable[[pa.Table], None]"
 ) -> "tuple[list[_RunSource], pa.Table | None]":
-    """Decode and merge until a table is settled, and return the table; or the sources that must fetch before;
-    or neither at the end. One call does it all on one thread: memory that one step frees serves the next,
-    which allocators do not manage between threads."""
+    """Decode and merge until a table is final, and return it; or the sources that must fetch first; or
+    neither at the end. One call does this on one thread: allocators reuse the memory of one step for the next
+    only within a thread."""
     while not merge.done:
         if dry := _push_slabs(merge, sources, on_slab):
             return dry, None
@@ -136,7 +136,7 @@ def _step(
 def _push_slabs(
     merge: Merge, sources: Sequence[_RunSource], on_slab: "Callable[[pa.Table], None]"
 ) -> list[_RunSource]:
-    """Push the next slab of every run that the merge needs; the sources that have none and must fetch."""
+    """Push the next slab of each run that the merge needs. Returns the sources that must fetch first."""
     dry = []
     for number in merge.needs():
         source = sources[number]
@@ -153,7 +153,8 @@ def _push_slabs(
 def _by_run(
     fetch: Fetch, runs: Sequence[Sequence[Named]], selection: Selection, reader: str, slab: int
 ) -> Iterator[AsyncGenerator[Slabs, None]]:
-    """The ranges of each run. Inline parts are one run; so are all blobs whose schema changes their order."""
+    """The ranges of each run. All inline parts are one run, and so are all blobs whose order the schema
+    changes."""
     parts = [named for run in runs for named in run]
     if inline := [named for named in parts if named[1].inline is not None]:
         yield _at_once(fetch, inline, selection, reader)

@@ -1,4 +1,4 @@
-"""Writes updates that are already sorted and consolidated as the parts of one run."""
+"""Writes sorted, consolidated updates as the parts of one run."""
 
 import asyncio
 from bisect import bisect_right
@@ -22,9 +22,9 @@ from aiopersist.state.record import HollowPart
 
 
 class SortedParts:
-    """`add` tables in order, then `finish`. In memory are a row group and two encoded parts: one that is
-    being written, and one that is being uploaded. The updates of a key lie in one part, unless they fill row
-    groups: so who looks a key up reads one part."""
+    """`add` tables in order, then `finish`. Memory has a row group and two encoded parts: one is being
+    written, one is being uploaded. The updates of a key are in one part, unless they fill row groups, so a
+    look-up of a key reads one part."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class SortedParts:
     ) -> None:
         """Parts are cut at `part_bytes`; less than `inline_max_bytes` goodbytes are one inline part."""
         self.uncompacted: int | None = 0
-        """Updates at times beyond since; `None` if they are not counted, as for product times."""
+        """The number of updates at times beyond since; `None` if they are not counted (product times)."""
         self._rows = 0
         self._diffs = 0
         self._last: Any = None
@@ -55,18 +55,18 @@ class SortedParts:
         self._buffer = Buffer(schema)
         self._part: PartWriter | None = None
         self._part_key: Any = None
-        """The last key in it."""
+        """The last key of the part."""
         self._uploading: asyncio.Task[HollowPart] | None = None
         self._parts: list[HollowPart] = []
 
     @property
     def wrote(self) -> Total:
-        """The total that was added so far."""
+        """The total so far."""
         return Total(self._rows, self._diffs % 2**64)
 
     async def add(self, table: "pa.Table") -> None:
-        """Add updates that are above all updates before; `Corruption` if they are not, and no part is
-        applied."""
+        """Add updates above all updates before; `Corruption` if they are not above, and then no part may be
+        used."""
         if not table.num_rows:
             return
         if self._last is not None and row_key(table, 0) <= self._last:
@@ -78,7 +78,7 @@ class SortedParts:
             await self._write(self._buffer.take_reaching(self._stack.settings.row_group_bytes))
 
     async def add_all(self, table: "pa.Table") -> Total:
-        """Add all updates at once, in any order; they become one part. The total that was added, before
+        """Add all updates at once, in any order; they become one part. Returns their total before
         consolidation."""
         is_plain = plain_types(self._schema) is not None  # others take several times as long for each byte
         compute = self._stack.compute_slice if is_plain else self._stack.compute_few
@@ -106,7 +106,7 @@ class SortedParts:
         return encode_part(whole, self._schema, self._description, row_group_bytes=size, stats=stats)
 
     async def finish(self) -> tuple[HollowPart, ...]:
-        """The parts, all uploaded; none if nothing was added."""
+        """The uploaded parts; none if nothing was added."""
         has_blobs = self._part is not None or self._blobs.keys
         if self._buffer.rows and not has_blobs and self._buffer.goodbytes < self._inline_max_bytes:
             return (inline_part(self._buffer.take(), self._schema_id),)
@@ -123,7 +123,7 @@ class SortedParts:
             await deletion
 
     async def _write(self, table: "pa.Table", *, is_last: bool = False) -> None:
-        """Write a row group. A part that is full ends here, behind the last row of its last key."""
+        """Write a row group. A full part ends after the last row of its last key."""
         if self._part is not None and self._part.size >= self._part_bytes:
             rows = _rows_of(table, self._part_key)
             if rows and (is_last or rows < table.num_rows):
@@ -138,7 +138,7 @@ class SortedParts:
         self._part_key = row_key(table, -1, ("key",))
 
     async def _cut(self) -> None:
-        """End the part; its upload goes on while the next part is written."""
+        """End the part; its upload continues while the next part is written."""
         assert self._part is not None
         encoded = await self._stack.compute(self._part.finish)
         self._part = None
@@ -156,5 +156,5 @@ class SortedParts:
 
 
 def _rows_of(table: "pa.Table", key: Any) -> int:
-    """How many of the first rows have that key, which is not beyond those of the table."""
+    """The number of first rows with that key, which is at or before the keys of the table."""
     return bisect_right(range(table.num_rows), key, key=lambda row: row_key(table, row, ("key",)))

@@ -5,9 +5,9 @@
    worker thread and uploaded in the background, at most
    `settings.batch_builder_max_outstanding_parts` at once; then `take` waits for the oldest.
    Of one Arrow table up to `RUN_PARTS` parts are sorted together, as one run, and encoded at once.
-   So the settings bound the memory, whatever the size of the input.
-2. `check_upper` compares all times with the upper, which the caller may choose last.
-3. `finish` makes the rest a part. If that part is the only one and small, it is inline: no blob.
+   So memory is bounded for any size of the input.
+2. `check_upper` compares all times with the upper, which the caller may choose late.
+3. `finish` makes a part of the rest. If it is the only part, and small, it is inline.
 4. `discard` deletes the blobs in the background: only if surely no state names them.
 
 The blob keys carry the id of the writer, which is registered before the first upload.
@@ -46,16 +46,16 @@ from aiopersist.state.compaction import Total
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import HollowPart
 
-ON_THE_LOOP_ROWS = 256  # converting and sorting fewer rows is faster than reaching a thread
+ON_THE_LOOP_ROWS = 256  # converting and sorting fewer rows is faster than the way to a thread
 ON_THE_LOOP_BYTES = 64 * 1024
-RUN_PARTS = 2  # of a table are sorted together
-SORTING = 1  # runs of a batch sorted at once: a sort takes the memory of its columns once more
+RUN_PARTS = 2  # parts of a table that are sorted together
+SORTING = 1  # sorts of a batch at once: each needs the memory of its columns once more
 
 
 class Upload:
-    """A batch that is being written. Not for several tasks at once. `one_blob`: all updates become one blob,
-    whatever their size. `raw`: updates stay as they come, at any times, neither sorted nor summed;
-    `finish_raw` replaces `finish`."""
+    """A batch that is being written. Not for several tasks at once. `one_blob`: all updates become one blob
+    of any size. `raw`: updates may have any times, and are neither sorted nor summed; `finish_raw` replaces
+    `finish`."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Upload:
         self.writer = writer
         self.lower = lower
         self.write_stalls = 0
-        """How often a part waited for the oldest part in flight."""
+        """How often a part waited for an earlier one."""
         self.parts_finished = 0
         self.rows_taken = 0
         self.seen = Seen()
@@ -88,15 +88,15 @@ class Upload:
         self._greatest = Greatest()
         self._raw = raw
         self._in_flight: deque[tuple[asyncio.Task[list[_FinishedPart]], int]] = deque()
-        """The runs that were started, and of how many parts each is."""
+        """The number of parts of each started run."""
         self._added = 0  # goodbytes
         self._at_once = 1
-        """How many parts are gathered before they are sorted together."""
+        """The number of parts that are sorted together."""
         self._parts: list[_FinishedPart] = []
         self._sorting = asyncio.Semaphore(SORTING)
         self._outstanding = self._stack.settings.batch_builder_max_outstanding_parts
         self._room = asyncio.Semaphore(self._outstanding)
-        """For the parts that are encoded and uploaded: those of one run are more than one."""
+        """Limits the parts that are encoded and uploaded at once: a run has several."""
 
     @property
     def parts_in_flight(self) -> int:
@@ -105,13 +105,13 @@ class Upload:
 
     @property
     def _target(self) -> int:
-        """Of a part, in goodbytes."""
+        """The goodbytes of a part."""
         return max(self._stack.settings.blob_target_size, 1)
 
     async def take(self, updates: Any) -> None:
-        """Convert and check `updates`: rows, Arrow data, or an iterator or async iterator of either; and
-        start the parts that are full. A sequence of rows is taken or refused as a whole; of any other
-        input the chunks before a refused chunk are taken (`rows_taken`)."""
+        """Convert and check `updates`: rows, Arrow data, or an iterator or async iterator of either. Start
+        the full parts. A sequence of rows is taken or refused as a whole; of other input the chunks before a
+        refused chunk are taken (`rows_taken`)."""
         if isinstance(updates, Sequence) and not isinstance(updates, str | bytes):
             await self._push(updates, 0)
             return
@@ -132,7 +132,7 @@ class Upload:
         await self.start_full()
 
     def take_row(self, row: Row) -> bool:
-        """Take one update at once if it is plain; whether it was taken. Call `start_full` then."""
+        """Take one update at once if it is plain; returns whether it was taken. Call `start_full` then."""
         if self._plain is None:
             self._plain = PlainRows(self._schema)
         size = self._plain.size(row)
@@ -146,7 +146,7 @@ class Upload:
         return True
 
     async def add(self, table: "pa.Table") -> None:
-        """Take a table that is already converted and checked."""
+        """Take a table that was converted and checked."""
         self._greatest.add(table)
         await self._add(table)
 
@@ -158,8 +158,7 @@ class Upload:
         await self.start_full()
 
     async def start_full(self) -> None:
-        """Start the parts that are full. A cancelled call loses nothing: updates that are not started stay in
-        the buffer."""
+        """Start the full parts. A cancelled call loses no updates: the rest stays in the buffer."""
         most = self._at_once * self._target
         while not self._one_blob and self._buffer.goodbytes >= most:
             await self._make_room()
@@ -169,8 +168,7 @@ class Upload:
             self._start(pa.concat_tables(parts))
 
     def check_upper(self, upper: Antichain) -> None:
-        """`InvalidUsage` if the time of an update lies at or beyond `upper`, even of updates that cancel
-        out."""
+        """`InvalidUsage` if the time of an update is at or beyond `upper`, even if updates cancel out."""
         time = self._greatest.beyond(upper)
         if time is not None:
             message = f"time {time} is at or beyond upper {upper}"
@@ -192,8 +190,8 @@ class Upload:
         return HollowBatch(lower=self.lower, upper=upper, since=self._since, parts=parts, runs=runs)
 
     async def finish_raw(self) -> "list[tuple[HollowPart | pa.Table, int]]":
-        """The updates in the order they came, each item with its goodbytes: parts, all uploaded, then a table
-        of the rest, which is less than a part."""
+        """The updates in the order they came: uploaded parts, then a table of the rest, which is less than a
+        part. Each item has its goodbytes."""
         size = self._buffer.goodbytes
         rest = [(self._buffer.take(), size)] if self._buffer.rows else []
         while self._in_flight:
@@ -234,7 +232,7 @@ class Upload:
         await self._add(table)
 
     def _columns(self, row_base: int, chunk: Any, start: int = 0) -> "pa.Table":
-        """The chunk, or a slice of it, with all but its times checked."""
+        """The chunk, or a slice of it, checked except for its times."""
         table = to_table(chunk, self._schema, row_base=row_base + start)
         check_update_size(table, self._stack.settings.update_size_max, row_base=row_base + start)
         return table
@@ -266,7 +264,7 @@ class Upload:
         return _FinishedPart(inline_part(columns, self._schema_id), None, None)
 
     async def _make_room(self) -> None:
-        """Wait for the oldest parts until one more may be in flight."""
+        """Wait for the oldest parts until another may be in flight."""
         while self.parts_in_flight >= self._outstanding:
             self.write_stalls += 1
             await self._collect()
@@ -286,8 +284,8 @@ class Upload:
         self._parts += parts
 
     async def _upload(self, only: list["pa.Table"], keys: Sequence[str]) -> "list[_FinishedPart]":
-        """Sort the table, and encode and write a part of it under each key, if it has so many rows. Only the
-        list `only` holds it, so its memory is freed early."""
+        """Sort the table, and encode and write a part of it under each key, or fewer parts. Only the list
+        `only` has the table, so its memory is freed early."""
         rows, size = only[0].num_rows, goodbytes(only[0])
         group = max(self._stack.settings.row_group_bytes * rows // max(size, 1), 1)
         if self._raw:
@@ -329,7 +327,7 @@ class Upload:
 
 
 def fits_inline(goodbytes: int, settings: Settings) -> bool:
-    """Whether updates of that size lie in the state, if they are all of their batch."""
+    """Whether a batch of that size is kept in the state."""
     return goodbytes < min(settings.inline_writes_single_max_bytes, settings.inline_writes_total_max_bytes)
 
 
@@ -353,8 +351,8 @@ def _time(value: Any) -> Any:
 
 
 async def chunks_on_a_thread(updates: Any) -> AsyncGenerator[Any, None]:
-    """The input in chunks that `to_table` takes, computed on a thread of their own: an iterator may be large,
-    or may wait. If the caller is cancelled, the thread stops after the item that it is taking."""
+    """The input in chunks for `to_table`, made on a thread of their own: an iterator may be large, or may
+    wait. After a cancellation the thread stops after its present item."""
     stopped, thread = Event(), anyio.CapacityLimiter(1)
     chunks = chunks_of(updates, stopped)
     try:
@@ -365,8 +363,8 @@ async def chunks_on_a_thread(updates: Any) -> AsyncGenerator[Any, None]:
 
 
 async def chunks_as_they_come(updates: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
-    """As `chunks_on_a_thread`, of an async iterator. Each chunk must be converted before the next is asked
-    for: an item that is a stream of batches may fill the same memory again, too."""
+    """As `chunks_on_a_thread`, for an async iterator. Each chunk must be converted before the next one is
+    requested, since a stream of batches may reuse its memory."""
     gathered = RowBuffer()
     async for item in updates:
         if is_arrow(item):
