@@ -201,8 +201,7 @@ def minimum(time_length: int | None) -> Antichain:
 
 
 def shaped(value: "Antichain | Time", time_length: int | None) -> Antichain:
-    """`value` as a frontier of times of that length (`None`: ints); `INVALID_TIME` for times of another
-    shape."""
+    """`value` as a frontier of times of that length (`None`: ints); `INVALID_TIME` for another shape."""
     if time_length is None and type(value) is int:  # most calls
         return _of_int(value)
     result = frontier(value)

@@ -220,8 +220,7 @@ class Scope:
         return _Call(self)
 
     def close(self) -> bool:
-        """End the scope and its inner scopes; `False` if it was closed before. Waiting calls end with
-        `CLOSED`."""
+        """End the scope and those within; `False` if it was closed. Waiting calls end with `CLOSED`."""
         if self.closed:
             return False
         self.check_place()

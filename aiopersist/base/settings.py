@@ -78,8 +78,7 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
     reader_lease_s: Seconds = 900.0
     """A reader without a heartbeat for this long holds no history any more."""
     writer_lease_s: Seconds = 3600.0
-    """A writer without a heartbeat for this long ends, with its staged batches. Longer, since uploads are
-    slow."""
+    """A writer without a heartbeat for this long ends, with its staged batches; uploads are slow."""
     ack_every_s: Seconds = 0.1
     """An acknowledgement of a subscription is durable within this time: many share one commit."""
     txn_retention_s: Seconds = 90 * 24 * 3600.0
@@ -125,8 +124,8 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
 
     # Tables
     table_resident_bytes: NonNegativeInt = 64 * MIB
-    """Memory of one table in a client. Smaller contents are resident; of larger contents, the new and the
-    recently used keys."""
+    """Memory of one table in a client, which is resident up to this size; else its new and recently used
+    keys."""
 
     # Maintenance
     compaction_memory_bytes: PositiveInt = 256 * MIB
@@ -192,7 +191,7 @@ def _naming(detail: Any, arguments: dict[str, Any]) -> InitErrorDetails:
 
 
 def settings_or_environment(settings: Settings | None) -> Settings:
-    """`settings` (`TypeError` for another type), or those of the environment (`InvalidUsage` names the wrong
+    """`settings` (`TypeError` for another type), or those of the environment (`InvalidUsage` names a
     variable)."""
     if settings is not None and not isinstance(settings, Settings):
         raise TypeError(f"{shown(settings)} is not an aiopersist.Settings")

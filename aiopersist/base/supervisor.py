@@ -64,15 +64,14 @@ class Supervisor:
         self._waits_from = asyncio.get_running_loop().time()
 
     def patience_s(self) -> float:
-        """How long to wait for the release of a resource: `RELEASE_DEADLINE_S`. All resources of an end share
-        one deadline."""
+        """How long to wait for the release of a resource: `RELEASE_DEADLINE_S`, for all of an end
+        together."""
         if self._waits_from is None:
             return RELEASE_DEADLINE_S
         return max(self._waits_from + RELEASE_DEADLINE_S - asyncio.get_running_loop().time(), 0.0)
 
     async def released(self, *tasks: asyncio.Task[None]) -> None:
-        """Wait for the release of resources. The release continues if it takes too long, or the caller is
-        cancelled."""
+        """Wait for the release of resources. It continues if it takes too long, or after a cancellation."""
         for task in tasks:
             task.add_done_callback(self._released)
         while (left := [task for task in tasks if not task.done()]) and (patience_s := self.patience_s()):
@@ -81,15 +80,13 @@ class Supervisor:
                 return
 
     def _released(self, task: asyncio.Task[None]) -> None:
-        """A resource was released, so the store answers: the others may take as long again, unless the
-        deadline is over."""
+        """The store answers: the other resources may take as long again, unless the deadline is over."""
         is_ending = self._waits_from is not None and self.patience_s() > 0
         if is_ending and not task.cancelled() and task.exception() is None:
             self.begin_end()
 
     async def aclose(self) -> None:
-        """Cancel the background work, give the other tasks `patience_s` to end by themselves, then cancel
-        them."""
+        """Cancel the background work, give the other tasks `patience_s` to end, then cancel them."""
         self._closed = True
         if self._last is not None:
             self._last.cancel()

@@ -126,8 +126,7 @@ def kept_from_forks() -> Iterator[None]:
 
 
 def was_forked_within() -> bool:
-    """Whether this process was forked while a thread was inside for longer than a fork waits: a lock may be
-    held for ever."""
+    """Whether this process was forked while a thread was inside for too long: a lock may be held for ever."""
     return _fell_within
 
 

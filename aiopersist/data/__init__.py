@@ -1,8 +1,7 @@
 """Updates as columns: types, tables of updates, and parts as Parquet. No I/O beyond bytes in memory.
 
-A write goes through `updates/convert.py` (rows to columns), `updates/consolidate.py` (sort and sum) and
-`part/part.py` (encode). A read goes through `part/part.py` (decode) and `updates/updates.py` (columns to
-rows).
+A write uses `updates/convert.py` (rows to columns), `updates/consolidate.py` (sort and sum) and
+`part/part.py` (encode). A read uses `part/part.py` (decode) and `updates/updates.py` (columns to rows).
 
 | package, module              | what it has                                                     |
 |------------------------------|-----------------------------------------------------------------|

@@ -1,6 +1,5 @@
 """Arrow columns of Python values, made without `pa.array` and `pa.scalar`: their first use imports pandas, if
-it is installed, which takes a second. A process that reads, or appends plain values, does not pay for
-that."""
+it is installed, which takes a second. Reads, and appends of plain values, do without."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ def maker(t: pa.DataType) -> Callable[[Sequence[Any]], pa.Array] | None:
 
 
 def encoder(t: pa.DataType) -> Callable[[Sequence[Any]], Buffers] | None:
-    """Makes the buffers of a column of that type without nulls; `None` as for `maker`. The errors are those
-    of `plain_array`."""
+    """Makes the buffers of a column without nulls; `None` as for `maker`. Errors as for `plain_array`."""
     is_ = pa.types
     if is_.is_int64(t):
         return _ints

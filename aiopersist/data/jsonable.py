@@ -1,8 +1,8 @@
 """Values of Arrow types as JSON and back, exactly. Single values are for the bounds and keys in a shard's
 state, whole columns for the rows that a `Stash` keeps in a database.
 
-Bytes are base64. Temporal values are the integers that Arrow stores. Decimals are text, and so are the floats
-that JSON lacks.
+Bytes are base64. Temporal values are the integers that Arrow stores. Decimals, and floats that JSON lacks,
+are text.
 """
 
 from __future__ import annotations
@@ -240,8 +240,7 @@ def _absent(values: list[Any]) -> pa.Array | None:
 
 
 class _Pieces(NamedTuple):
-    """The texts of a column: the columns that differ, and the constant text before, between and after
-    them."""
+    """The texts of a column: the parts that differ, and the constant text before, between and after."""
 
     columns: list[pa.Array]
     around: list[str]

@@ -1,5 +1,4 @@
-"""The error of a value that cannot be stored. The caller that knows the number of the input row handles
-it."""
+"""The error of a value that cannot be stored. A caller that knows the input row handles it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Values as canonical JSON and back, without Arrow: for calls about one key, and for some thousand rows of a
-stash.
+"""Values as canonical JSON and back, without Arrow: for single keys, and for some thousand rows of a stash.
 
 It handles the types whose values JSON has: str, int, float, bool, and structs of these. `writer_of` and
 `reader_of` return functions for single values; `texts_of` and `values_of` take many values. The results equal

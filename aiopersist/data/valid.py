@@ -1,13 +1,13 @@
 """Checks that Arrow data from outside is sound: its bytes are values of its types.
 
 Arrow trusts the program that made an array. The array may have bytes that are no UTF-8, decimals beyond their
-precision, a time of 24:00:00, or offsets that go back, and no code notices until it reads them. So all data
-is checked here first.
+precision, a time of 24:00:00, or offsets that go back, which no code notices until it reads them. So all data
+is checked first.
 
 Arrow's `validate(full=True)` checks leaf columns. For a nested array it would check all elements of the
 children, even if the array is a slice: a table cut into many batches would be checked whole for each batch.
-So a nested array is first checked with nulls in place of its children; then the part of the children that its
-rows use is checked.
+So a nested array is first checked with nulls in place of its children; then the used part of the children is
+checked.
 
 A null row must be sound, too: the bytes beneath it are stored.
 """

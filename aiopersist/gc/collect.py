@@ -7,11 +7,9 @@ Let `r` be a version with a rollup, named by the head, at or below every reader'
 2. Truncate the versions below `r`. `r` has its rollup, so it can be the earliest version.
 3. Delete the blobs of the rollups below `r`. Not before the truncation, since the earliest version needs its
    rollup.
-4. Commit: remove the names of these rollups from the state, and record that all versions up to `r` are
-   collected.
+4. Commit: remove the names of these rollups from the state, and note that all up to `r` is collected.
 
-After a crash between two steps the next collection repeats some work: it deletes blobs that are already
-deleted.
+After a crash between two steps the next collection repeats some deletes.
 
 Blobs that this process may not delete, because another user made their folder, do not stop a collection. They
 become leaks, which a sweep with the permission deletes.
@@ -49,8 +47,7 @@ def oldest_held(state: State) -> int:
 
 
 def horizon(state: State) -> int | None:
-    """The version below which no reader needs anything: the newest version with a rollup at or below every
-    hold."""
+    """The version below which no reader needs anything: the newest with a rollup at or below all holds."""
     oldest = oldest_held(state)
     return max((seqno for seqno in state.rollups if seqno <= oldest), default=None)
 

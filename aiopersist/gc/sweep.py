@@ -75,8 +75,7 @@ async def sweep(stack: Stack, *, dry_run: bool) -> Sweep:
 
 
 async def leaks_of(stack: Stack, shard: str, *, expire: bool) -> dict[str, int]:
-    """The leaked blobs of the shard, with their sizes. `expire`: a commit ends the leases that have run
-    out."""
+    """The leaked blobs of the shard, with sizes. `expire`: a commit ends leases that have run out."""
     listed = await _listed(stack, shard)  # before the head is read
     named = await _named(stack, shard, expire=expire)
     if named is None:
@@ -129,8 +128,7 @@ async def _listed(stack: Stack, shard: str) -> dict[str, int]:
 
 
 async def _newest(stack: Stack, shard: str, *, expire: bool) -> State | None:
-    """The newest state without the writers whose leases have run out. `expire`: a commit ends these
-    leases."""
+    """The newest state without writers whose leases have run out. `expire`: a commit ends these."""
     register = Register(stack, shard)
     if (state := await register.refresh()) is None or state.finalized:
         return state
@@ -142,8 +140,7 @@ async def _newest(stack: Stack, shard: str, *, expire: bool) -> State | None:
 
 
 async def _named(stack: Stack, shard: str, *, expire: bool) -> _Named | None:
-    """The blobs and writers that the head and every live state below it name; read again if versions were
-    truncated meanwhile."""
+    """The blobs and writers that the head and all live states name; read again after a truncation."""
     before: tuple[int, int] | None = None
     while True:
         head = await _newest(stack, shard, expire=expire)

@@ -50,8 +50,7 @@ def _tracing() -> Tracing:
 
 
 def _is_set(signal: str, getter: str) -> bool:
-    """Whether there is a provider for that signal. The default providers of the API do nothing, and do not
-    count."""
+    """Whether there is a provider for that signal, besides the defaults, which do nothing."""
     api = sys.modules.get(f"opentelemetry.{signal}")
     if api is None or not hasattr(api, getter):  # it may be under import
         return False

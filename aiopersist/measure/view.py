@@ -13,8 +13,7 @@ class Histogram(BaseModel, frozen=True):
     """A histogram of durations."""
 
     buckets: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
-    """The number of durations in each bucket: at most its bound (0.1 ms, doubled up to 52 s), and above the
-    bound before."""
+    """The number of durations in each bucket, up to its bound (0.1 ms, doubled up to 52 s, then infinite)."""
     count: int = 0
     """The sum of the buckets."""
     seconds: float = 0.0

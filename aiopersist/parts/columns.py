@@ -1,5 +1,5 @@
-"""Rows as columns, converted on worker threads slice by slice (`data/updates/slices.py`), so that the event
-loop keeps running."""
+"""Rows as columns, converted on worker threads in slices (`data/updates/slices.py`): the event loop keeps
+running."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -171,8 +171,7 @@ def _pieces(source: _Input, ranges: list[KeyRange], order: list[Leaf]) -> list[P
 def _of_range(
     run: Sequence[Named], keys: KeyRange, bounds: dict[int, tuple[Bound, ...]]
 ) -> HollowBatch | None:
-    """The parts of a run that may have rows of the range, without their statistics, which are no longer
-    needed."""
+    """The parts of a run that may have rows of the range, without statistics, which are used up."""
     parts = tuple(
         part.replace(stats=None, key_lower=None) for _, part in run if overlaps(keys, bounds[id(part)])
     )

@@ -62,8 +62,7 @@ class Envelope(NamedTuple):
         return value
 
     def trace(self, data: bytes) -> dict[str, str]:
-        """The context of the trace in which the value was encoded; empty if there was none, or for bytes of
-        another kind."""
+        """The context of the trace in which the value was encoded; empty without one, or for other bytes."""
         head, _, body = bytes(data).partition(b"\n")
         if not head.startswith(b"%s %d " % (self.magic, self.format + 1)):
             return {}

@@ -72,8 +72,7 @@ class Selection:
     advance_to: Antichain | None = None
     """Times are advanced to this frontier *before* the bounds are applied."""
     where: Any = None
-    """A condition on key and val (`data/part/select.py`). Row groups that cannot match, by their statistics,
-    are not fetched."""
+    """A condition on key and val (`data/part/select.py`). Statistics exclude row groups from the fetch."""
     keys: WantedKeys | None = None
     """Some keys. Rows of other keys may come, too. Row groups are skipped as for `where`."""
 

@@ -26,8 +26,7 @@ class Uploaded(Protocol):
     writer: str
 
     def discard(self) -> asyncio.Task[None] | None:
-        """Begin to delete the blobs, which surely no state names. Returns the task, if there is one.
-        Idempotent."""
+        """Begin to delete the blobs, which surely no state names. Returns the task, if any. Idempotent."""
 
 
 class NewBlobs:

@@ -55,8 +55,7 @@ def are_contents(parts: Sequence[Named], schema_id: int) -> bool:
 
 
 def _has_one_time(batch: HollowBatch) -> bool:
-    """Int times: all updates have the time of one append, or the since to which a compaction advanced
-    them."""
+    """Int times: all updates are of one append, or a compaction advanced them to since."""
     lower, upper = batch.lower.elements, batch.upper.elements
     times = [time for time in (*lower, *upper) if isinstance(time, int)]
     return len(times) == 2 and (times[0] + 1 == times[1] or batch.uncompacted == 0)
@@ -153,8 +152,7 @@ def _push_slabs(
 def _by_run(
     fetch: Fetch, runs: Sequence[Sequence[Named]], selection: Selection, reader: str, slab: int
 ) -> Iterator[AsyncGenerator[Slabs, None]]:
-    """The ranges of each run. All inline parts are one run, and so are all blobs whose order the schema
-    changes."""
+    """The ranges of each run. All inline parts are one run; so are blobs whose order the schema changes."""
     parts = [named for run in runs for named in run]
     if inline := [named for named in parts if named[1].inline is not None]:
         yield _at_once(fetch, inline, selection, reader)

@@ -65,8 +65,7 @@ class SortedParts:
         return Total(self._rows, self._diffs % 2**64)
 
     async def add(self, table: "pa.Table") -> None:
-        """Add updates above all updates before; `Corruption` if they are not above, and then no part may be
-        used."""
+        """Add updates above all before; `Corruption` if they are not, and then no part may be used."""
         if not table.num_rows:
             return
         if self._last is not None and row_key(table, 0) <= self._last:
@@ -78,8 +77,7 @@ class SortedParts:
             await self._write(self._buffer.take_reaching(self._stack.settings.row_group_bytes))
 
     async def add_all(self, table: "pa.Table") -> Total:
-        """Add all updates at once, in any order; they become one part. Returns their total before
-        consolidation."""
+        """Add all updates at once, in any order, as one part. Returns the total before consolidation."""
         is_plain = plain_types(self._schema) is not None  # others take several times as long for each byte
         compute = self._stack.compute_slice if is_plain else self._stack.compute_few
         whole, encoded = await compute(table.nbytes, sort_and_consolidate, table), None

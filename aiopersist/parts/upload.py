@@ -1,11 +1,10 @@
 """From updates to a hollow batch: checked, cut at the target size, encoded, uploaded.
 
-1. `take` converts the input chunk by chunk and checks it: data, then times against the lower. When
-   the buffer reaches `settings.blob_target_size` it becomes a part: sorted, summed and encoded on a
-   worker thread and uploaded in the background, at most
-   `settings.batch_builder_max_outstanding_parts` at once; then `take` waits for the oldest.
-   Of one Arrow table up to `RUN_PARTS` parts are sorted together, as one run, and encoded at once.
-   So memory is bounded for any size of the input.
+1. `take` converts the input chunk by chunk and checks it: data, then times against the lower. When the buffer
+   reaches `settings.blob_target_size` it becomes a part: sorted, summed and encoded on a worker thread and
+   uploaded in the background, at most `settings.batch_builder_max_outstanding_parts` at once; then `take`
+   waits for the oldest. Of one Arrow table up to `RUN_PARTS` parts are sorted together, as one run, and
+   encoded at once. So memory is bounded for any size of the input.
 2. `check_upper` compares all times with the upper, which the caller may choose late.
 3. `finish` makes a part of the rest. If it is the only part, and small, it is inline.
 4. `discard` deletes the blobs in the background: only if surely no state names them.

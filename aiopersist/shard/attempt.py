@@ -88,7 +88,6 @@ class Attempt(Struct, eq=False):
         return error
 
     def take(self, diff: Diff) -> None:
-        """Make the next state from `diff`, which was read from the bytes of the version, as all readers
-        do."""
+        """Make the next state from `diff`, decoded from the bytes of the version, as readers do."""
         self.commit, self.after, self.sent, self.statement = diff.commit, apply(diff, self.before), 0, None
         check_version(diff, self.before, self.after)

@@ -142,8 +142,7 @@ async def free(stack: Stack, name: str, shard: ShardId) -> None:
 
 
 def _pauses(runtime: Runtime) -> Iterator[float]:
-    """The pauses before each read. The second read follows the first write without a pause, to see its
-    effect."""
+    """The pauses before each read. The second read, after the first write, has none: it sees the effect."""
     return chain(repeat(0.0, 2), runtime.delays())
 
 
@@ -172,8 +171,8 @@ class KnownNames(Generic[Id]):
         """The ids by name."""
 
     async def look(self, stack: Stack) -> bool:
-        """Update the names; returns whether any changed. One request for the keys, and one for every few
-        hundred of them."""
+        """Update the names; returns whether any changed. A request for the keys, and one for some hundred of
+        them."""
         if self._resting is None:
             from aiopersist.shard.resting import read_resting
 

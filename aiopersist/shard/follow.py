@@ -60,8 +60,7 @@ class Followed(Protocol):
         """Look at this shard alone."""
 
     async def offer(self, sent: Any, head: Versioned | None) -> None:
-        """Take `head`, which a look at several shards brought. It is not the version of `sent`, the state
-        known before."""
+        """Take `head`, from a look at several shards. It is not the version of `sent`, the state before."""
 
     def fail(self, error: Exception) -> None:
         """Raise `error` in the waiters: a look failed."""
@@ -207,8 +206,7 @@ class Follower:
         return min(max(min(waiting, default=inf) - self._runtime.monotonic(), ROUND_MIN_S), ROUND_MAX_S)
 
     def _due(self) -> list[_Awaited]:
-        """The shards that are due. If there are any, also those that are due soon, so that one request serves
-        all."""
+        """The shards that are due, and if there are any, those that are due soon: one request serves all."""
         now = self._runtime.monotonic()
         waiting = [entry for entry in self._entries.values() if not entry.is_looking]
         if not any(entry.ready_at <= now for entry in waiting):

@@ -82,8 +82,7 @@ def _fault(value: datetime) -> str | None:
 
 
 def _meant(time: int) -> str | None:
-    """The present-day instant that the number means in seconds, milliseconds or nanoseconds, if there is
-    one."""
+    """The present-day instant of the number in seconds, milliseconds or nanoseconds, if there is one."""
     for per_s in UNITS:
         if DAYS_BEGIN <= time // per_s < DAYS_END:
             return datetime.fromtimestamp(time // per_s, UTC).isoformat()
@@ -106,8 +105,8 @@ def _counts_instants(upper: Antichain) -> bool:
 
 
 def duration_of(text: str) -> timedelta | None:
-    """The duration of a text like `90s` or `7d`; `None` for other texts. `OverflowError` if it is too long
-    for a timedelta."""
+    """The duration of a text like `90s` or `7d`; `None` for other texts. `OverflowError` if it is too
+    long."""
     match = _DURATION.fullmatch(text)
     return None if match is None else timedelta(seconds=float(match[1]) * UNITS_S[match[2]])
 

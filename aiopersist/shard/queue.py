@@ -40,8 +40,7 @@ class GroupQueue(Generic[T]):
         self.begin()
 
     def begin(self) -> None:
-        """Carry out the waiting calls from the next turn of the loop on: calls of this turn belong to the
-        group."""
+        """Carry out the waiting calls, from the next turn of the loop on: so calls of this turn join."""
         if self._leader is None or self._leader.done():
             self._leader = self._supervisor.spawn(self._lead(), self._name)
 

@@ -57,8 +57,7 @@ class Register:
         """The parts that earlier versions dropped."""
         self.pins: Counter[int] = Counter()
         self.on_commit: Callable[[State], None] | None = None
-        """Called, without an await, with the state after each commit of this client: begins due
-        maintenance."""
+        """Called, without an await, with the state after our own commits: begins due maintenance."""
         self.on_news: Callable[[State], None] | None = None
         """Called, without an await, with each newer state."""
         self.stack = stack
@@ -99,8 +98,8 @@ class Register:
         return self.state
 
     async def lost(self, head: Versioned) -> bool:
-        """A commit of this client lost its race: take the version that came with the answer. Returns whether
-        it is newer."""
+        """Our commit lost its race: take the version that came with the answer. Returns whether it is
+        newer."""
         sent = self.state
         if sent is None or head.seqno <= sent.seqno:
             return False
@@ -181,8 +180,7 @@ class Register:
             self._notify(self.on_commit, after)
 
     def _notify(self, listener: Callable[[State], None], state: State) -> None:
-        """Call `listener`, and keep its error: otherwise the caller would take a durable commit for
-        failed."""
+        """Call `listener`, and keep its error, or the caller would take a durable commit for failed."""
         try:
             listener(state)
         except Exception as error:
@@ -242,8 +240,7 @@ class Register:
     # --- pins ------------------------------------------------------------------------------------
 
     def pin(self, seqno: int) -> Callable[[], None]:
-        """Keep the blobs of versions from `seqno` on, for this process's readers, until the result is
-        called."""
+        """Keep the blobs of versions from `seqno` on for our readers, until the result is called."""
         self.pins[seqno] += 1
         released = False
 

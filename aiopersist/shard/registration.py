@@ -43,8 +43,7 @@ class Registration:
         self.handed_over: set[str] = set()
         """Ids of batches that left this process: for them the registration must outlive the handle."""
         self.lent = False
-        """Whether other processes may build under it. Then heartbeats keep it as long as the handle is
-        open."""
+        """Whether other processes may build under it. Then heartbeats keep it while the handle is open."""
         self.built = 0
         """The number of batches that this process began under it."""
         self.on_unused: Callable[[], object] = lambda: None
@@ -84,8 +83,7 @@ class Registration:
         return cls(shard, writer, shard.stack.settings.writer_lease_s if record is None else record.lease_s)
 
     async def renew(self) -> None:
-        """A heartbeat, if one is due; `BatchExpired` if the registration has ended, as far as this process
-        knows."""
+        """A heartbeat, if one is due; `BatchExpired` if the registration is known to have ended."""
         record = self._shard.state.writers.get(self.writer)
         now = await self._shard.stack.consensus.now()
         try:
@@ -157,8 +155,7 @@ class Registration:
         self._end_heartbeats()
 
     async def expire(self) -> None:
-        """End the registration at once: batches that were built under it can no longer be appended. One
-        commit."""
+        """End the registration at once: its batches can no longer be appended. One commit."""
         await commit(self._shard.register, ExpireWriter(self.writer))
 
     def _end_heartbeats(self) -> None:

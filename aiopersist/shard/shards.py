@@ -122,8 +122,7 @@ class Shards:
         return list(self._handles)
 
     async def release(self) -> list[Error]:
-        """End the calls, then close all handles. Returns their errors: acknowledgements that are not
-        durable."""
+        """End the calls, then close all handles. Returns their errors: lost acknowledgements."""
         self.calls.close()
         self.stack.supervisor.begin_end()
         closings = [partial(_closed, handle) for handle in self.handles()]

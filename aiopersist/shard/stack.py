@@ -84,8 +84,7 @@ class Stack:
             log.debug("a %s of shard %r took %.3f s", kind, shard, seconds, extra=extra)
 
     def signed(self, id: str) -> str:
-        """`id` with the name of this client and its process, so that people see the owner of a
-        registration."""
+        """`id` with the name of this client and its process, for people who look at registrations."""
         name, process = self.settings.client_name, self.runtime.process()
         return f"{id}@{_UNUSUAL.sub('-', f'{name}/{process}' if name else process)[:SIGNATURE_MAX]}"
 

@@ -41,8 +41,7 @@ class Context(Struct, frozen=True):
 
     @property
     def wall(self) -> int:
-        """The time of a commit to a shard with a wall clock, in microseconds since 1970, unless its upper is
-        later."""
+        """The time of a commit on a wall clock, in microseconds since 1970, unless the upper is later."""
         return max(micros(self.now), self.seen)
 
 

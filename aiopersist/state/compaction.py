@@ -1,5 +1,4 @@
-"""Plans and commands of compaction: which batches become one, which writer does it, which results are
-accepted.
+"""Plans and commands of compaction: which batches become one, who does it, which results are accepted.
 
 A *spec* names neighbouring batches, with their metadata at the time of the plan. A *claim* prevents two
 processes from doing the same spec. It is void once its writer is gone, not after a time. A result is applied
@@ -111,8 +110,8 @@ def plan_passed(state: State, now: float) -> Spec | None:
     *uncompacted*: they may cancel; the others stay. A compaction is due when there are a third as many
     uncompacted updates as others. So history before since takes at most a third more than it must; each
     update is written four times more for that. (Levels alone would allow three times as much; in LSM trees
-    this is the bound on space amplification.) If since is empty: all batches that have parts, since no reader
-    will read them."""
+    this is the bound on space amplification.) If since is empty: all batches with parts, which nobody will
+    read."""
     inputs: dict[int, HollowBatch] = {}
     uncompacted = 0
     for ordinal, batch in state.batches.items():
@@ -193,8 +192,7 @@ def _overlaps(ranges: list[tuple[int, int]], first: int, last: int) -> bool:
 
 
 class TakeClaim(Struct, frozen=True):
-    """Claim the compaction of these batches for `writer`; `False` if another writer claims or has replaced
-    one of them."""
+    """Claim these batches for `writer`; `False` if another writer claims or has replaced one of them."""
 
     writer: str
     inputs: dict[int, HollowBatch]

@@ -14,8 +14,7 @@ class Staged(Struct, frozen=True):
     """The writer that built it: once its registration is gone, the blobs may be swept."""
     id: str
     handed_over: bool
-    """Whether other processes may have it, too. Then the state keeps its id, so that it is consumed only
-    once."""
+    """Whether other processes may have it. Then the state keeps its id, so that it is consumed once."""
 
 
 def is_consumed(state: State, writer: str, batch: str) -> bool:

@@ -1,10 +1,8 @@
-"""Commands of copies. A copy is a shard with the history of another shard, its *source*, as far as it was
-copied.
+"""Commands of copies. A copy is a shard with the copied history of another shard, its *source*.
 
 The *mark* of a copy is a critical reader whose id names the source. It holds the history of the copy, and its
 opaque is a digest of the copy's upper. Each append of a copier moves both in its own version. So the opaque
-fits the upper only as long as nobody but copiers has written, and a shard with other writes is never taken
-for a copy.
+fits the upper only while nobody but copiers has written: no other shard is taken for a copy.
 """
 
 from collections.abc import Mapping
@@ -89,8 +87,7 @@ class CopyMark(Struct, frozen=True):
         return OpaqueMismatch(expected, mark.opaque if mark else None)
 
     def moved(self, state: State, upper: Antichain) -> dict[str, Any]:
-        """The records of a copy at `upper`: the mark, and the policy, which keeps no more than the source
-        does."""
+        """The records of a copy at `upper`: the mark, and the policy, which keeps no more than the source."""
         since = state.critical[self.reader].since.join(self.since)
         policies = {
             at: policy.replace(hold=policy.hold.join(since)) for at, policy in state.retention.items()

@@ -63,8 +63,7 @@ COMMIT_BYTES = 256  # the commit id of a version lies within the first bytes
 
 
 class Changes(Record, frozen=True, kw_only=True):
-    """The values that a command sets (in maps: by key) and the keys that it drops (by map). Unset fields stay
-    as they are."""
+    """The values that a command sets (in maps: by key) and the keys that it drops (by map)."""
 
     shard: str | None = None
     clock: Clock = Clock.LOGICAL
@@ -308,8 +307,7 @@ def decode_diff(data: bytes) -> Diff:
 
 
 def decode_commit(data: bytes) -> str:
-    """The commit id of a version. It is at the beginning; only if it is not, the whole version is decoded,
-    which may be large."""
+    """The commit id of a version, from its first bytes. If they lack it, the whole version is decoded."""
     try:
         begin = from_json(data[:COMMIT_BYTES], allow_partial=True)
     except ValueError:

@@ -24,8 +24,7 @@ class Drops:
         self._since, self._dropped, self._keys = state.seqno, {}, 0
 
     def follow(self, before: State, after: State) -> None:
-        """Note the versions from `before` to `after`. The caller has checked that each follows from the one
-        before."""
+        """Note the versions from `before` to `after`, which the caller has checked to follow each other."""
         if after.collected > before.collected:
             self._dropped = {at: keys for at, keys in self._dropped.items() if at > after.collected}
             self._keys = sum(map(len, self._dropped.values()))

@@ -30,8 +30,8 @@ def versions_are_contiguous(before: State, after: State) -> bool:
 
 
 def batches_are_contiguous(state: State) -> bool:
-    """Each batch begins where the batch before it ends, and ordinals rise: so no update is counted twice
-    and none is missing."""
+    """Each batch begins where the one before ends, and ordinals rise: no update is missing or counted
+    twice."""
     ordinals = list(state.batches)
     batches = list(state.batches.values())
     return all(a < b for a, b in pairwise(ordinals)) and all(a.upper == b.lower for a, b in pairwise(batches))
@@ -101,8 +101,7 @@ def changed_streams_hold(diff: Diff, before: State | None, after: State) -> bool
 
 
 def check_version(diff: Diff, before: State | None, after: State) -> None:
-    """Raise `AssertionError`, a bug of the library, if `diff` must not be written. Not by `assert`, which
-    `python -O` removes."""
+    """`AssertionError`, a bug, if `diff` must not be written. Not by `assert`, which `python -O` removes."""
     if before is not None:
         for follows in (versions_are_contiguous, frontiers_never_go_back):
             if not follows(before, after):

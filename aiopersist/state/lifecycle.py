@@ -145,8 +145,7 @@ class AddRollup(Struct, frozen=True):
         )
 
     def happened(self, state: State) -> bool | None:
-        """If there is a newer rollup, this one may have been named and replaced. If not, its absence is a
-        proof."""
+        """A newer rollup may have replaced this one. Without a newer one, its absence is a proof."""
         if self.rollup in state.rollups.values():
             return True
         return None if _has_rollup_since(state, self.seqno) else False

@@ -43,8 +43,8 @@ class HollowBatch(Record, frozen=True, kw_only=True):
     runs: tuple[int, ...] = ()
     """The index of the first part of every run but the first."""
     uncompacted: int | None = field(default=None, name="loose")
-    """The number of updates with times beyond its since: they may cancel once since has passed them. `None`:
-    all updates."""
+    """The number of updates with times beyond its since, which may cancel once since passes them. `None`:
+    all."""
 
     @property
     def description(self) -> Description:
@@ -84,8 +84,7 @@ if TYPE_CHECKING:
     LeaseSeconds = float
 else:
     LeaseSeconds = float | None
-"""Seconds. Null is read as well, and never written: earlier versions of the library wrote it for an infinite
-lease."""
+"""Seconds. Null is read, not written: earlier versions of the library wrote it for an infinite lease."""
 
 
 def _end_null_lease(record: "LeasedReader | Writer") -> None:
@@ -113,8 +112,8 @@ class LeasedReader(Record, frozen=True, kw_only=True):
 
 
 def are_known_earlier(readers: Iterable[LeasedReader]) -> bool:
-    """Whether a version of the library that reads only `FORMAT_OF_MOST` can read these records: its readers
-    all hold a version."""
+    """Whether versions of the library with only `FORMAT_OF_MOST` can read these records: each holds a
+    version."""
     return all(reader.seqno_hold is not None for reader in readers)
 
 
@@ -153,8 +152,7 @@ class Writer(Record, frozen=True, kw_only=True):
     upper: Antichain | None = None
     """The upper that its last append left."""
     consumed: tuple[str, ...] = field(default=(), name="spent")
-    """Ids that earlier versions of the library wrote here. They belong to `State.consumed`; in memory this is
-    empty."""
+    """Ids from earlier versions of the library. They belong to `State.consumed`; in memory this is empty."""
 
     __post_init__ = _end_null_lease  # type: ignore[misc]  # a method of both
 
@@ -241,8 +239,7 @@ class State(Record, frozen=True, kw_only=True):
     collected: int = 0
     """The versions before this one are truncated, and the blobs that were dropped up to it are deleted."""
     inline_bytes: int = 0
-    """The bytes of all inline parts; `apply` keeps them up to date, so that an append need not sum them
-    up."""
+    """The bytes of all inline parts; `apply` keeps the sum, so that appends need not compute it."""
     streams: Streams | None = None
     """The contents of an `Indexed`."""
 

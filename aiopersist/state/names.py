@@ -7,8 +7,7 @@ from aiopersist.state.model import State
 from aiopersist.state.record import HollowPart
 
 BatchPath = int | tuple[str, str, int]
-"""The place of a batch in the state: its ordinal; or its stream, the half of the stream, and its key
-there."""
+"""The place of a batch in the state: its ordinal; or its stream, the half of that, and its key."""
 
 
 class _Keyed(Protocol):

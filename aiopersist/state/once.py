@@ -47,8 +47,7 @@ class OnceIds:
         """The number of all ids ever."""
 
     def time_of(self, id: str, oldest: float) -> int | None:
-        """The time of the commit that recorded `id`, at the moment `oldest` or later; `None` if it is
-        unknown."""
+        """The time of the commit that recorded `id`, at the moment `oldest` or later; `None`: unknown."""
         record = self._find(bytes.fromhex(id))
         if record is None or record.at < oldest or record.number <= self.ever - IDS_MAX:
             return None

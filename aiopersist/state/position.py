@@ -18,8 +18,7 @@ class WithinContents(Record, frozen=True, kw_only=True):
     past: int = 0
     """If not, the number of rows from `key` on that are before it. A key may have many values."""
     schema_id: int | None = None
-    """The schema of the reader: with other schemas there may be more or fewer rows and keys. `None`: nothing
-    was read."""
+    """The schema of the reader: others may give more or fewer rows and keys. `None`: nothing was read."""
     chosen: str = ""
     """The chosen keys; empty: all."""
     rows: int = 0
@@ -55,8 +54,7 @@ class Position(Record, frozen=True, kw_only=True):
 
 
 class SubscriptionRecord(Record, frozen=True, kw_only=True):
-    """One consumer, and the position that it has acknowledged. It keeps since at its position, and never
-    moves since."""
+    """One consumer, and the position that it has acknowledged, where it holds since."""
 
     name: str
     share: tuple[int, int] | None = None
@@ -87,8 +85,7 @@ class SubscriptionRecord(Record, frozen=True, kw_only=True):
 
     @property
     def idle_since(self) -> float | None:
-        """The moment since which it could acknowledge and does not; `None`: it has nothing to acknowledge, or
-        never expires."""
+        """The moment since which it could acknowledge; `None`: there is nothing, or it never expires."""
         if self.expired or self.expire_after_s is None or self.waits_since is None:
             return None
         return max(self.waits_since, self.last_ack or 0.0)
@@ -101,8 +98,7 @@ class SubscriptionRecord(Record, frozen=True, kw_only=True):
 
 
 def key_of(name: str, share: tuple[int, int] | None) -> str:
-    """The key of a subscription in the state. Not by a format, which gives another text for a member of an
-    enum."""
+    """The key of a subscription in the state. Not by a format, which changes members of an enum."""
     return name if share is None else name + f"[{share[0]}/{share[1]}]"
 
 

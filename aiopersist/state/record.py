@@ -4,8 +4,7 @@ Records are JSON in the stores, so `psql` and `jq` can read them. They are struc
 fifth of the time of pydantic models to make, compare, write and read, and half the memory. Each commit does
 all of this.
 
-A type that JSON lacks has `to_plain()`, and `from_plain(plain, *kinds)`, where `kinds` are the arguments of a
-generic type.
+A type that JSON lacks has `to_plain()` and `from_plain(plain, *kinds)`; `kinds` are its type arguments.
 
 A constructor checks nothing: the values come from the library, and each version is read back before it is
 written. Values that are read are checked by type, without conversions. Unknown fields are refused, since a

@@ -29,8 +29,7 @@ SLACK_SHARE = 8  # times are kept an eighth too long at most; on a wall clock ea
 
 
 class RegisterCritical(Struct, frozen=True):
-    """Create the critical reader at the shard's since, with `opaque`, unless it exists. The result is its
-    record."""
+    """Create the critical reader at the shard's since, unless it exists. The result is its record."""
 
     reader: str
     opaque: int

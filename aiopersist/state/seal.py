@@ -16,16 +16,14 @@ _CHARS = 9  # a dot and 32 bits in hex
 
 
 def sealed(diff: Diff, shard: str) -> bytes:
-    """The bytes of `diff` with their checksum in its commit id. Takes some microseconds, and one more for
-    each 2 kB."""
+    """The bytes of `diff`, with their checksum in its commit id. Takes a microsecond for each 2 kB."""
     plain = encode_diff(diff)
     at = plain.index(diff.commit.encode()) + len(diff.commit)
     return b"%s.%08x%s" % (plain[:at], crc32(plain, crc32(shard.encode())), plain[at:])
 
 
 def decode_version(data: bytes, shard: str) -> Diff:
-    """The diff; `Corruption` for bytes that are no diff, are damaged, are of another shard, or have a later
-    format."""
+    """The diff; `Corruption` for other bytes, damaged ones, those of another shard or of a later format."""
     diff = decode_diff(data)
     check_seal(data, diff.commit, shard)
     return diff

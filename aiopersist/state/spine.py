@@ -17,8 +17,8 @@ level has room when a batch enters: before a second batch can enter level `k`, a
 holds must come, with `FUEL` times as much fuel as its merge needs. The work is O(n log n): each update is
 merged once per level.
 
-Fuel is a counter that only rises, and each merge is *due* at a value of it. So an append changes one number,
-and not every merge.
+Fuel is a counter that only rises, and each merge is *due* at a value of it. So an append changes one number
+only.
 
 The structure and the argument are those of differential dataflow's `spine_fueled.rs` (McSherry).
 """
@@ -134,8 +134,7 @@ class Spine(Struct, eq=False):
 
 
 def spine_of(state: State) -> Spine:
-    """The spine of `state`. In a state that was written before there were spines, all batches count as
-    one."""
+    """The spine of `state`. In states from before there were spines, all batches count as one."""
     if state.levels or not state.batches:
         return Spine(dict(state.levels), state.fuel)
     length = sum(batch.len for batch in state.batches.values())

@@ -69,8 +69,7 @@ class Arrangement(Record, frozen=True, kw_only=True):
 
 
 class Rearrangement(Record, frozen=True, kw_only=True):
-    """The changes of an arrangement: the values that they set, and the keys that they drop. Unset fields
-    stay."""
+    """The changes of an arrangement: the values that they set, and the keys that they drop."""
 
     seal: int | None = None
     since: int | None = None
@@ -111,8 +110,7 @@ class StreamsChanges(Record, frozen=True, kw_only=True):
 
 
 def rearranged(changes: Rearrangement, arrangement: Arrangement) -> Arrangement:
-    """The arrangement after the changes. Processes that commit and processes that read both use this
-    function."""
+    """The arrangement after the changes. All processes use this function, after commits and reads."""
     return arrangement.replace(
         **_set(changes, "seal", "since", "seqno"),
         unsealed=_changed(arrangement.unsealed, changes.unsealed, changes.drop_unsealed),
@@ -134,8 +132,7 @@ def _set(changes: Rearrangement | StreamsChanges, *names: str) -> dict[str, obje
 
 
 def difference(before: Arrangement, after: Arrangement) -> Rearrangement | None:
-    """The changes from `before` to `after`; `None` without changes. The cost grows with the number of
-    batches."""
+    """The changes from `before` to `after`; `None` without any. The cost grows with their batches."""
     changes = {
         **{
             name: getattr(after, name)

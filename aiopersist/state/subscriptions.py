@@ -58,8 +58,7 @@ class OpenSubscription(Struct, frozen=True):
     lease_s: float
     expire_after_s: float | None
     start: Position | Beginning | None
-    """Where a new or expired subscription begins; `None`: a new one with the contents, an expired one not at
-    all."""
+    """Where a new or expired subscription begins; `None`: with the contents, but not an expired one."""
     resume: Position | None = None
     """The position where it continues, or begins."""
 
@@ -134,8 +133,7 @@ class Acknowledge(Struct, frozen=True):
         return commit(state, context, subscriptions=moved) if moved else Keep()
 
     def happened(self, state: State) -> bool | None:
-        """The token proves it. If the owner is the same and its position is before the acknowledged one, it
-        did not happen."""
+        """The token proves it. An owner with a position before the acknowledged one proves the contrary."""
         records = [(ack, state.subscriptions.get(ack.key)) for ack in self.acks]
         mine = [(ack, record) for ack, record in records if record is not None and record.owner == ack.owner]
         if any(record.token == self.token for _, record in records if record is not None):
@@ -280,7 +278,7 @@ def _waits_since(
 def with_new_updates(
     state: State, changed: Mapping[str, SubscriptionRecord], now: float
 ) -> dict[str, SubscriptionRecord]:
-    """The changed records after an append of updates: each subscription that may expire now has some to
+    """The changed records after an append: each subscription that may expire now has updates to
     acknowledge."""
     records = {**state.subscriptions, **changed}
     begin = {

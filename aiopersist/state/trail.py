@@ -79,8 +79,7 @@ class Names(Struct):
 
 
 def decode_names(data: bytes, shard: str) -> Names:
-    """`Corruption` as `decode_version` raises it: blobs that a damaged version fails to name would be
-    deleted."""
+    """`Corruption` as for `decode_version`: blobs that a damaged version fails to name would be deleted."""
     try:
         names: Names = decoder(Names)(data)
     except (ValueError, RecursionError) as error:

@@ -40,8 +40,7 @@ class RegisterWriter(Struct, frozen=True):
         return commit(state, context, writers={self.writer: record})
 
     def happened(self, state: State) -> bool | None:
-        """Ids are fresh, so a record proves it. Without a record the writer may have registered and
-        expired."""
+        """Ids are fresh, so a record proves it. Without one the writer may have registered and expired."""
         return True if self.writer in state.writers else None
 
 
@@ -113,14 +112,12 @@ class Appended(Struct, frozen=True):
 
     @property
     def time(self) -> int:
-        """A time whose contents include the append: that of the commit that recorded its id, or the last
-        complete one."""
+        """A time that includes the append: of the commit that recorded its id, or the last complete one."""
         return last_complete(self.upper) if self.done_at is None else self.done_at
 
 
 class NoRoom(Error):
-    """The state would have too many inline bytes. The caller flushes some to the blob store, and appends
-    again."""
+    """Too many inline bytes in the state. The caller flushes some to the blob store, and appends again."""
 
 
 class PartsExpired(BatchExpired):
@@ -183,8 +180,7 @@ class AppendHollow(Struct, frozen=True):
 
 
 class Write(Struct, frozen=True):
-    """Append `batch`, all of it at one time: the shard's upper, or now, if its clock is a wall clock. Int
-    times only."""
+    """Append all of `batch` at one int time: the shard's upper, or now, if its clock is a wall clock."""
 
     writer: str
     token: str
@@ -233,8 +229,7 @@ def repeat_of(state: State, now: float, call: Marked) -> Appended | None:
 
 
 def time_of_write(upper: Antichain, state: State, context: Context) -> int:
-    """The time at which `Write` appends to a shard with that upper: on a wall clock, now; never before the
-    upper."""
+    """The time of a `Write` to a shard with that upper: on a wall clock, now; never before the upper."""
     least = upper.time
     assert isinstance(least, int)
     return max(least, context.wall) if state.is_wall else least
@@ -333,8 +328,7 @@ def token_is_there(state: State, writer: str, token: str) -> bool | None:
 
 
 def truncate(batch: HollowBatch, lower: Antichain) -> HollowBatch:
-    """`batch` from `lower` on. Its parts are marked, since they may have updates outside of the new
-    bounds."""
+    """`batch` from `lower` on. Its parts are marked: they may have updates outside of the new bounds."""
     if lower is batch.lower or lower == batch.lower:
         return batch
     parts = tuple(part.replace(truncated=(lower, batch.upper)) for part in batch.parts)

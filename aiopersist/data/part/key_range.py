@@ -9,8 +9,7 @@ are at lower bounds of blocks, where a reader can skip most of a run.
 Ranges are over the first leaf. *Skew*: a value that fills many blocks cannot be cut, so the next leaf divides
 its rows, and so on. All ranges together follow the sorted order, whatever leaf each of them divides.
 
-*Nulls* come first: they are in the range without a lower bound. *NaN* comes last: it is in the range without
-an upper bound.
+*Nulls* come first, in the range without a lower bound. *NaN* comes last, in the range without an upper bound.
 """
 
 from __future__ import annotations

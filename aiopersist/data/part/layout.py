@@ -53,8 +53,7 @@ def writable(table: pa.Table) -> pa.Table:
 
 
 def _may_have_idle_nulls(field: pa.Field, absent: bool = False) -> bool:
-    """Whether it has a field that is not nullable within a struct that is nullable, or that may be
-    `absent`."""
+    """Whether it has a field that is not nullable within a struct that is nullable, or `absent`."""
     of = field.type
     if absent and not field.nullable:
         return True

@@ -189,8 +189,7 @@ class PartWriter:
 
 
 def read_footer(footer: bytes, ref: PartRef) -> PartIndex:
-    """The index, from the last `ref.footer_bytes` bytes of the part. `Corruption` unless they are the written
-    ones."""
+    """The index, from the last `ref.footer_bytes` bytes of the part. `Corruption` for other bytes."""
     if len(footer) != ref.footer_bytes or checksum(footer) != ref.checksum:
         raise Corruption("the footer of a part does not have its checksum")
     try:
@@ -300,8 +299,7 @@ def _check(index: PartIndex, ranges: Ranges, row_groups: Iterable[int]) -> None:
 
 
 def read_index(data: bytes, ref: PartRef) -> PartIndex:
-    """The index of a part, from all its bytes. `Corruption` unless their number and the footer are the
-    written ones."""
+    """The index of a part, from all its bytes. `Corruption` unless their number and the footer are right."""
     if len(data) != ref.size:
         raise Corruption(f"a part has {len(data)} bytes, and {ref.size} were written")
     return read_footer(data[len(data) - ref.footer_bytes :], ref)

@@ -34,8 +34,7 @@ _WITHOUT_NAN = {"and", "or", "invert", "is_in", "is_null", "is_valid", "true_unl
 
 def check_where(where: Any, schema: Schema[Any, Any, Any]) -> None:
     """`InvalidUsage` of kind `INVALID_COLUMN` unless `where` is a condition on key and value. The check
-    applies it to a row of nulls, since an empty table accepts too much: a naive time compared with one in a
-    zone."""
+    applies it to a row of nulls: an empty table accepts a naive time beside one in a zone."""
     if not isinstance(where, pc.Expression):
         raise _invalid(f"where= is a pyarrow.compute expression, not {type(where).__name__}")
     halves = [schema.arrow_schema.field(name).with_nullable(True) for name in ("key", "val")]

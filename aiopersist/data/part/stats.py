@@ -111,8 +111,7 @@ def key_lower(table: pa.Table | pa.RecordBatch) -> Any:
 
 
 def decode_key_lower(stored: Any, schema: Schema[Any, Any, Any]) -> Any:
-    """The bound as a value of the key's type; `None` if Python cannot represent it. `Corruption` for other
-    JSON."""
+    """The bound as a key; `None` if Python cannot represent it. `Corruption` for other JSON."""
     with _readable("key"):
         return _value(stored, schema.arrow_schema.field("key").type, schema.key)
 

@@ -1,5 +1,4 @@
-"""Arrow data from outside as columns of a schema: a value is cast if it stays the same, and refused
-otherwise.
+"""Arrow data from outside as columns of a schema: a value is cast if it stays the same, else refused.
 
 Widths, views, large types, dictionaries and units may differ. Kinds may not: text is not bytes, a
 float is no int even if it is whole, a naive timestamp has no time zone. A null is refused where the

@@ -33,9 +33,8 @@ DEPTH_MAX = 32  # of types within each other: Parquet's readers take 100 levels,
 
 
 class Codec(ABC):
-    """How values of one type are stored. An own codec is a subclass with the class attributes
-    `name` (its identity, kept in the shard) and `arrow_type`, given as an instance. Several threads
-    may call it at once."""
+    """How values of one type are stored. An own codec is a subclass with the class attributes `name` (its
+    identity, kept in the shard) and `arrow_type`, given as an instance. It must be thread-safe."""
 
     name: str
     arrow_type: pa.DataType
@@ -252,8 +251,7 @@ class Timestamps(Moments):
             raise Refusal(row, f"{short(values[row])} {fault}")
 
     def _check_readable(self, moment: pa.Scalar, values: Sequence[Any], array: pa.Array) -> None:
-        """Refuse a time that Python cannot represent in the stored zone: one at the ends of its range of
-        years."""
+        """Refuse a time that Python cannot represent in the stored zone: at the ends of its years."""
         try:
             moment.as_py()
         except (OverflowError, ValueError) as e:

@@ -188,8 +188,7 @@ class Instances(Structs):
                 raise Unsupported(text)
 
     def lent(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields for the code of the class. Lists and dicts are copied, since the class may change them
-        in place."""
+        """The fields for the code of the class. Lists and dicts are copied: the class may change them."""
         if not self._changeable:
             return fields
         return {**fields, **{name: copy(fields[name]) for name in self._changeable}}

@@ -1,5 +1,4 @@
-"""Tables of updates `(key, val, time, diff)`: from users to columns, sorted, summed, cut, merged, and back to
-rows.
+"""Tables of updates `(key, val, time, diff)`: to columns, sorted, summed, cut, merged, and back to rows.
 
 | module                                  | what it has                                            |
 |-----------------------------------------|--------------------------------------------------------|

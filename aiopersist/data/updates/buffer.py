@@ -52,8 +52,7 @@ class Buffer:
             self._convert()
 
     def take_reaching(self, target: int) -> pa.Table:
-        """Take the first updates until they reach `target` goodbytes. The buffer must have at least that
-        many."""
+        """Take the first updates until they reach `target` goodbytes, which the buffer must have."""
         self._convert()
         self._join()
         tables, size = [], 0

@@ -58,8 +58,7 @@ def _first(order: Any, codes: Codes) -> tuple[Any, Any]:
 
 
 def _refine(order: Any, same: Any, code: Code) -> Any:
-    """Order the rows within each group of equal neighbours by their next code. Returns which are still
-    equal."""
+    """Order each group of equal neighbours by the next code. Returns which are still equal."""
     tied = np.zeros(len(order), bool)
     tied[1:] = same
     tied[:-1] |= same

@@ -19,8 +19,7 @@ Fit = Callable[[dict[str, Any], Any, Any], tuple[Any, Any]]
 
 
 class Consolidated:
-    """Sorted rows: the number of each row in the columns, and its sum. `tables` copies some rows at a
-    time."""
+    """Sorted rows: their numbers in the columns, and their sums. `tables` copies some rows at a time."""
 
     def __init__(self, schema: pa.Schema, columns: _ColumnsOnDemand, rows: Any, sums: Any) -> None:
         self._schema = schema
@@ -101,8 +100,7 @@ def by_values(column: Any) -> tuple[Any, Any]:
 
 def consolidated(only: list[pa.Table], fit: Fit) -> Consolidated:
     """The updates of the table in the list `only`, sorted by their codes. The table is removed from the list,
-    so that its memory is freed column by column. `fit` turns sums that may need more than 64 bits into
-    diffs."""
+    so that its memory is freed column by column. `fit` turns sums, perhaps beyond 64 bits, into diffs."""
     table = only.pop()
     names = [name for name in table.column_names if name != "diff"]
     schema = pa.schema([table.schema.field(name) for name in [*names, "diff"]])

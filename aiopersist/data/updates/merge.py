@@ -1,7 +1,7 @@
 """Merging sorted runs slab by slab, in bounded memory, into globally consolidated output.
 
-A pure object: it names the runs to load, takes their next slabs, and returns updates that are final. The
-caller does the I/O:
+A pure object: it names the runs to load, takes their next slabs, and returns final updates. The caller does
+I/O:
 
     merge = Merge(len(runs), schema)
     while not merge.done:
@@ -111,8 +111,7 @@ def _is_low(run: _Run) -> bool:
 
 
 def are_sums(tables: Sequence[pa.Table]) -> bool:
-    """Whether each of the sorted tables lies beyond the one before, and no sum beyond 64 bits is divided into
-    several rows."""
+    """Whether each sorted table lies beyond the one before, and no sum beyond 64 bits has several rows."""
     filled, order = [table for table in tables if table.num_rows], ("key", "val")
     return all(row_key(a, -1, order) < row_key(b, 0, order) for a, b in pairwise(filled)) and not any(
         {DIFF_MIN, DIFF_MAX} & {*pc.min_max(table.column("diff")).as_py().values()} for table in filled

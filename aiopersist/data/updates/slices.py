@@ -5,8 +5,7 @@ loop stands still during one step. Large conversions therefore go in slices of a
 its own call on a worker thread; the loop runs in between.
 
 The collector of cycles also stops all threads, and visits all objects again and again as their number grows.
-For half a million models that took longer than making them. `grow_old` excludes the objects that a caller
-keeps.
+For half a million models that took longer than making them. `grow_old` excludes kept objects.
 """
 
 from __future__ import annotations

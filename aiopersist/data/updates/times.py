@@ -92,8 +92,8 @@ def filter_times(
     as_of: Time | None = None,
     not_as_of: Time | None = None,
 ) -> pa.Table:
-    """The rows with times at or beyond `lower`, not at or beyond `upper`, `<= as_of`, and not `<= not_as_of`.
-    `None` is no bound."""
+    """The rows with times at or beyond `lower`, not at or beyond `upper`, `<= as_of`, not `<= not_as_of`;
+    `None`: no bound."""
     times = table.column("time")
     masks = []
     if lower is not None:
@@ -111,8 +111,7 @@ def filter_times(
 
 
 def advance(table: pa.Table, frontier: Antichain) -> pa.Table:
-    """The table with every time advanced to `frontier`, which must not be empty. The rows are neither sorted
-    nor summed."""
+    """The table with all times advanced to `frontier`, which must not be empty; not sorted, not summed."""
     if not frontier.elements:
         raise InvalidUsage(UsageKind.INVALID_TIME, "cannot advance to the empty frontier {}")
     index = table.schema.get_field_index("time")
