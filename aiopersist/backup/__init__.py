@@ -1,13 +1,13 @@
-"""Copies of shards, in the same location or another one: backups, and their way back.
+"""Copies of shards, in the same location or another one: backups, and their restoration.
 
 | module    | what it has                                                                  |
 |-----------|------------------------------------------------------------------------------|
-| `plan`    | which batches are copied, in which appends; pure                             |
-| `copy`    | the call, and what it returns                                                |
+| `plan`    | the batches to copy, and in which appends; pure                              |
+| `copy`    | the call, and its result                                                     |
 | `copier`  | the steps of a copy                                                          |
-| `reading` | a state of a shard that stays while it is read                               |
-| `target`  | the shard that becomes the copy, and the appends to it                       |
-| `compare` | the contents of a shard and of its copy, compared                            |
+| `reading` | a pinned state of a shard                                                    |
+| `target`  | the copy, and the appends to it                                              |
+| `compare` | a comparison of a shard with its copy                                        |
 
 Imports `read`, `write`, `parts`, `shard`, `state`, `storage`, `data`.
 """

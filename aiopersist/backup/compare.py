@@ -1,4 +1,4 @@
-"""The contents of a shard and of its copy, compared column by column, in bounded memory."""
+"""Compares the contents of a shard and of its copy column by column, in bounded memory."""
 
 from contextlib import aclosing
 from typing import Any
@@ -16,9 +16,8 @@ SPREAD = 3
 
 
 def times_between(since: Antichain, upper: Antichain, state: State) -> tuple[Time, ...]:
-    """Times at which a shard with these frontiers can be read: the first one, the last one, `ENDS_MAX` ends
-    of batches of `state` between them, and `SPREAD` times between these. With product times the first ones
-    only."""
+    """Times at which a shard with these frontiers can be read: the first and the last, `ENDS_MAX` ends of
+    batches of `state`, and `SPREAD` other times between them. Only first ones for product times."""
     first = next((time for time in since.elements if not upper.less_equal(time)), None)
     if not isinstance(first, int):
         return tuple(time for time in since.elements if not upper.less_equal(time))[:ENDS_MAX]
@@ -31,12 +30,11 @@ def times_between(since: Antichain, upper: Antichain, state: State) -> tuple[Tim
 
 
 async def compare(one: ReadSession[Any, Any], other: ReadSession[Any, Any], as_of: Time) -> bool | None:
-    """Whether a shard and its copy have the same contents at that time; `None` if the copy has given up the
-    history there."""
+    """Whether a shard and its copy have the same contents at `as_of`; `None` if it has no history there."""
     stack = one.shard.stack
     try:
         copied = await other.snapshot(as_of, wait=False)
-    except SinceViolation:  # another copier has gone on
+    except SinceViolation:  # another copier has moved since
         return None
     async with copied, await one.snapshot(as_of, wait=False) as written:
         async with aclosing(written.batches()) as left, aclosing(copied.batches()) as right:
@@ -56,7 +54,7 @@ async def _same(left: "Items[pa.RecordBatch]", right: "Items[pa.RecordBatch]", s
 
 
 def same_columns(a: "pa.RecordBatch", b: "pa.RecordBatch") -> bool:
-    """Whether the rows are the same, NaN included."""
+    """Whether the rows are equal; NaN equals NaN."""
     return a.schema.equals(b.schema) and all(map(_same_values, a.columns, b.columns))
 
 

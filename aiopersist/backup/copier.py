@@ -19,24 +19,24 @@ from aiopersist.state.copying import CopyMark, mark_of
 from aiopersist.write.append import append_all
 from aiopersist.write.session import Session
 
-STEP_PARTS = 8  # full parts that one append brings: a killed copier loses no more, if history allows
+STEP_PARTS = 8  # full parts in one append: a killed copier loses no more, if history allows
 
 
 @dataclass(eq=False)
 class Copier:
-    """See the header. `updates` counts what it has appended."""
+    """See the header. `updates` counts the appended updates."""
 
     source: PinnedState
     copy: Shard
     shards: Shards
     """Of the copy's location."""
-    told: Progressing
+    progress: Progressing
     updates: int = 0
     _read: int = 0
     _read_max: int = 0
 
     async def run(self) -> None:
-        """Append all that the copy lacks, then give up what the source has given up."""
+        """Append all that the copy lacks, then move its since to the source's."""
         source = self.source
         async with writing(self.copy, source.state, source.session.schema, self.shards) as session:
             while steps := self._plan():
@@ -44,7 +44,7 @@ class Copier:
                     for step in steps:
                         await self._append(session, step)
                 except (UpperMismatch, OpaqueMismatch):
-                    await self.copy.open()  # another copier was first; or someone else: see `_plan`
+                    await self.copy.open()  # somebody else has written; `_plan` checks who
         await move_since(self.copy, source.shard.id, source.state.since)
 
     def _plan(self) -> Sequence[CopyStep]:
@@ -60,9 +60,9 @@ class Copier:
         mark = CopyMark(mark_of(self.source.shard.id), step.since, step.is_exact)
 
         async def tables() -> "AsyncGenerator[pa.Table, None]":
-            self._read, self.updates = read, updates  # a second time, if the parts of the first were lost
-            async with aclosing(self._updates(step)) as found:
-                async for table in found:
+            self._read, self.updates = read, updates  # it may run again, if its parts were lost
+            async with aclosing(self._updates(step)) as updates_of_step:
+                async for table in updates_of_step:
                     self.updates += table.num_rows
                     yield _within(table, step.upper)
 
@@ -78,12 +78,12 @@ class Copier:
                 yield table
                 self._tell()
         if step.replaces:
-            async with aclosing(self._taken_away(step)) as tables:
+            async with aclosing(self._retractions(step)) as tables:
                 async for table in tables:
                     yield table
 
-    async def _taken_away(self, step: CopyStep) -> "AsyncGenerator[pa.Table, None]":
-        """All that the copy has, with the opposite diffs."""
+    async def _retractions(self, step: CopyStep) -> "AsyncGenerator[pa.Table, None]":
+        """All updates of the copy, with negated diffs."""
         if int_of(step.lower) is None:
             text = (
                 f"the source has given up the history at {step.lower}, where the copy ends, and product "
@@ -102,7 +102,7 @@ class Copier:
         self._read += slab.num_rows
 
     def _tell(self) -> None:
-        self.told.tell(min(self._read, self._read_max), self._read_max)
+        self.progress.tell(min(self._read, self._read_max), self._read_max)
 
 
 def _opposite(table: "pa.Table") -> "pa.Table":
@@ -111,8 +111,8 @@ def _opposite(table: "pa.Table") -> "pa.Table":
 
 
 def _within(table: "pa.Table", upper: Antichain) -> "pa.Table":
-    """The table with times before `upper`. Only a since that has passed the upper moves times there, and who
-    reads beyond that since sees an update at either time."""
+    """The table with times before `upper`. Only a since beyond the upper moves times there, and readers
+    beyond that since see an update at either time."""
     end = int_of(upper)
     if end is None:
         return table

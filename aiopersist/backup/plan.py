@@ -1,18 +1,18 @@
-"""What a copy brings: the batches of the source from the copy's upper on, as appends. Pure.
+"""The plan of a copy: the batches of the source from the copy's upper on, as appends. Pure.
 
-The copy is to read as the source at each time from its since to its upper. Let `u` be the copy's upper, and
-`s` the source's since.
+The copy must equal the source at each time from its since to its upper. Let `u` be the copy's upper, and `s`
+the source's since.
 
-- The batches from `u` on have all updates that the copy lacks. The copier appends them with their times as
-  they are. Where compaction has moved none of these times, the copy stays true at each time it has. Where it
-  has, the times are true from `s` on, so the copy's since moves to `s` in the same version.
-- A batch may lie across `u`, since compaction merged what was copied with what was not. If its times were
-  moved to frontiers before `u` only, those before `u` are still before it, and times tell what is new.
-- If they were moved further, nothing tells any more. Then the copier *replaces*: it appends the source's
-  updates from the beginning on, and takes away the copy's own, all at `s` or later. The copy's since moves to
-  `s` in the same version, so that no reader sees the times between.
+- The batches from `u` on have all updates that the copy lacks. The copier appends them with their times. If
+  compaction has moved none of these times, the copy is exact at each of its times. If it has, the times are
+  exact from `s` on, so the copy's since moves to `s` in the same version.
+- A batch may lie across `u`, if compaction merged copied batches with others. If it moved times only to
+  frontiers before `u`, times before `u` are still before it, so times tell which updates are new.
+- If it moved them further, nothing tells that. Then the copier *replaces*: it appends all updates of the
+  source, and retracts all of the copy, at `s` or later. The copy's since moves to `s` in the same version, so
+  no reader sees the times between.
 
-Each append ends where the copy is readable behind it: a copier that is killed leaves a copy that serves.
+After each append the copy is readable, so a killed copier leaves a usable copy.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,25 +24,25 @@ from aiopersist.state.model import HollowBatch, State
 
 @dataclass(frozen=True, slots=True)
 class CopyStep:
-    """One append to the copy: the updates of `batches` at `[lower, upper)`, true from `since` on."""
+    """One append to the copy: the updates of `batches` at `[lower, upper)`, exact from `since` on."""
 
     batches: tuple[HollowBatch, ...]
     lower: Antichain
     upper: Antichain
     since: Antichain
     is_exact: bool
-    """Whether they are true at each time from `lower` on."""
+    """Whether they are exact at each time from `lower` on."""
     replaces: bool = False
 
     @property
     def updates_max(self) -> int:
-        """How many updates it has at most."""
+        """An upper bound of its updates."""
         return sum(batch.len for batch in self.batches)
 
 
 def plan_copy(source: State, upper: Antichain, step_bytes: int) -> list[CopyStep]:
-    """The appends that bring a copy with that upper to the upper of `source`, of about `step_bytes` encoded
-    bytes, or of one batch."""
+    """The appends that bring a copy with that upper to the upper of `source`, each of about `step_bytes`
+    encoded bytes, or of one batch."""
     if source.upper <= upper:
         return []
     new = [batch for batch in source.batches.values() if not batch.upper <= upper]
@@ -85,8 +85,8 @@ def is_readable(since: Antichain, upper: Antichain) -> bool:
 
 def is_before(since: Antichain, upper: Antichain) -> bool:
     """Whether a time that is not at or beyond `upper` stays so when it is advanced to `since`: each element
-    of `upper` has an element of `since` that is less in each component. `<` and not `<=`: the time before
-    would be advanced onto the upper. A component at 0 lets no time be less, so it does not matter."""
+    of `upper` has an element of `since` that is less in each component. Equal would not do: a time just
+    before would be advanced onto the upper. A component at 0 does not count, since no time is less there."""
     return all(any(_is_less(e, u) for e in since.elements) for u in upper.elements)
 
 
@@ -100,6 +100,5 @@ def _components(time: Time) -> tuple[int, ...]:
 
 
 def _is_as_written(batch: HollowBatch, lower: Antichain) -> bool:
-    """Whether the times of its updates at or beyond `lower` are those that were appended: a time at or beyond
-    since is not advanced."""
+    """Whether no compaction has moved its times at or beyond `lower`: only times before since move."""
     return batch.since <= batch.lower.join(lower)

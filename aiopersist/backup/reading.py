@@ -1,4 +1,4 @@
-"""A state of a shard that stays while it is read."""
+"""A pinned state of a shard, and reads of it."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -20,7 +20,7 @@ from aiopersist.state.model import HollowBatch, State
 
 @dataclass(frozen=True, slots=True)
 class PinnedState:
-    """A state whose blobs stay, and the reads of it, by its newest schema."""
+    """A state whose blobs stay, and reads of it by its newest schema."""
 
     shard: Shard
     state: State
@@ -40,11 +40,10 @@ class PinnedState:
 
 @asynccontextmanager
 async def pinned(shard: Shard, shards: Shards, *, holds: bool) -> AsyncIterator[PinnedState]:
-    """The newest state of the shard; `holds`: with its history, which no other read may outlive otherwise.
-    Two commits, and one to end it."""
+    """The newest state of the shard; `holds`: keep its history, too. Two commits, and one to end it."""
     await shard.hold.acquire()
     try:
-        need = await _need(shard) if holds else None
+        pin = await _pin_history(shard) if holds else None
         await shard.open()
         state = shard.state  # no await from here to the pin
         release = shard.register.pin(state.seqno)
@@ -54,14 +53,14 @@ async def pinned(shard: Shard, shards: Shards, *, holds: bool) -> AsyncIterator[
         finally:
             session.scope.close()
             release()
-            if need is not None:
-                shard.hold.drop(need)
+            if pin is not None:
+                shard.hold.drop(pin)
     finally:
         await asyncio.wait([shard.hold.release_soon()], timeout=RELEASE_DEADLINE_S)
 
 
-async def _need(shard: Shard) -> HistoryPin:
-    """A hold at the shard's since, which may move until the hold is there."""
+async def _pin_history(shard: Shard) -> HistoryPin:
+    """A hold at the shard's since. Since may move before the hold is registered; then this tries again."""
     while True:
         try:
             return await shard.hold.need((await shard.open()).since)

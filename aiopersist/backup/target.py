@@ -1,4 +1,4 @@
-"""The shard that becomes a copy: found or created, and appended to."""
+"""The copy: finds or creates it, and appends to it."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -35,17 +35,17 @@ from aiopersist.write.session import Session
 from aiopersist.write.staged import StagingContext
 
 Tables = Callable[[], "AsyncGenerator[pa.Table, None]"]
-"""Updates, as often as they are needed."""
+"""Returns the updates; may be called again."""
 
 
 class CopyAppend(PendingAppend, eq=False):
-    """An append of a copier; `updates` are `Tables`. Its times are those of the source, however far that is
-    ahead of the clock here."""
+    """An append of a copier; `updates` are `Tables`. Its times may be any distance ahead of the clock, as
+    those of the source are."""
 
     mark: CopyMark | None = None
 
     def _take(self) -> None:
-        """They are taken as they are asked for."""
+        """`_fill` reads them."""
 
     @property
     def can_begin_again(self) -> bool:
@@ -57,15 +57,15 @@ class CopyAppend(PendingAppend, eq=False):
                 await upload.add(table)
 
     def command_of(self, batch: HollowBatch) -> AppendCopied:
-        plain = asdict(super().command_of(batch))
-        return AppendCopied(**{**plain, "ahead_max_s": inf, "mark": self.mark})
+        arguments = asdict(super().command_of(batch))
+        return AppendCopied(**{**arguments, "ahead_max_s": inf, "mark": self.mark})
 
 
 async def open_copy(shards: Shards, name: str, source: Shard) -> Shard:
-    """The copy of `source` of that name, created if there is none; `INVALID_COPY` for another shard."""
+    """The copy of `source` with that name; creates it if necessary. `INVALID_COPY` for another shard."""
     if shards.stack.readonly:
         refuse("a copy to its location")
-    there = await find(shards.stack, name, ShardId)
+    existing = await find(shards.stack, name, ShardId)
     copy = await shards.named(name)
     if copy.id == source.id:
         text = f"{source.label} cannot be a copy of itself: choose another name or another location"
@@ -73,20 +73,20 @@ async def open_copy(shards: Shards, name: str, source: Shard) -> Shard:
     if await copy.register.refresh() is None:
         least = minimum(source.schema(source.state.schema_id).time_length)
         await commit(copy.register, CreateCopy(copy.id, source.state, least))
-        if there is None and await find(shards.stack, name, ShardId) != copy.id:  # as `open_or_create`
+        if existing is None and await find(shards.stack, name, ShardId) != copy.id:  # as `open_or_create`
             await commit(copy.register, Finalize(copy.id))
     check_copy(await copy.open(), copy, source)
     return copy
 
 
 def check_copy(state: State, copy: Shard, source: Shard) -> None:
-    """`INVALID_COPY` unless `state` is that of a copy that only copiers have written."""
+    """`INVALID_COPY` unless `state` is of a copy that only copiers have written."""
     if is_copy(state, source.id):
         return
     if mark_of(source.id) in state.critical:
-        text = f"{copy.label} was a copy of {source.label}, and has been written since: it cannot follow it"
+        text = f"{copy.label} was a copy of {source.label}, but has other writes since: it cannot follow it"
     else:
-        text = f"{copy.label} is there, and is no copy of {source.label}: choose another name"
+        text = f"{copy.label} exists, and is not a copy of {source.label}: choose another name"
     raise InvalidUsage(UsageKind.INVALID_COPY, text, shard_id=copy.id)
 
 
@@ -105,12 +105,12 @@ async def writing(
 
 
 async def move_since(copy: Shard, source: str, since: Antichain) -> None:
-    """Give up the history that the source has given up. One commit, if there is any."""
+    """Move the copy's since to the source's. One commit if it moves."""
     await commit(copy.register, MoveCopy(CopyMark(mark_of(source), since, is_exact=True)))
 
 
 async def detach(copy: Shard, source: str) -> None:
-    """End the mark, and with it the hold: the copy is a shard of its own."""
+    """End the mark, and with it the hold: the copy becomes an independent shard."""
     state = await copy.open()
     if (mark := state.critical.get(mark_of(source))) is None:
         raise OpaqueMismatch(opaque_of(state.upper), None, shard_id=copy.id)

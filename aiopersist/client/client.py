@@ -223,10 +223,10 @@ class Client(MovedCalls, BaseClient):
         for a shard with product times. One commit, and those of a reader."""
 
         def opening() -> Opening[Subscription[SubscribedUpdates[Any, Any]]]:
-            from aiopersist.subscription.open import Wanted, open_subscription
+            from aiopersist.subscription.open import SubscriptionArguments, open_subscription
 
-            wanted = Wanted(name, start, resume, expire_after, share, lease_s)
-            return open_subscription(self._shards, shard, schema, wanted)
+            arguments = SubscriptionArguments(name, start, resume, expire_after, share, lease_s)
+            return open_subscription(self._shards, shard, schema, arguments)
 
         return self._services.later(
             "aiopersist.subscription.open", opening, f"client.subscription({shard!r}, ...)"

@@ -2,8 +2,8 @@
 
 | module              | what it has                                                                 |
 |---------------------|-----------------------------------------------------------------------------|
-| `local`             | one process compacts, in bounded memory                                     |
-| `shared_compaction` | one process claims and applies, any number of processes do the work         |
+| `local`             | a compaction by one process, in bounded memory                              |
+| `shared_compaction` | a compaction by many processes; one of them claims and applies              |
 
 Imports `parts`, `shard`, `state`.
 """

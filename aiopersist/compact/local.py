@@ -1,14 +1,14 @@
 """Compaction: neighbouring batches become one, sorted and consolidated, with times advanced to since.
 
-1. *Claim* the batches of the spec, unless all their parts are inline: compacting these costs less than a
-   claim.
-2. *Rewrite* them (`parts/rewrite.py`). If they have more runs than the memory allows, rewrite only some of
-   the runs, or fewer batches: the next compaction goes on from there.
-3. *Apply*: a commit replaces the inputs, if the state still has them as they were read. If not, the
-   parts that were written are deleted; if the outcome is unknown, they are left to the sweep.
+1. *Claim* the batches of the spec. If all their parts are inline, a compaction costs less than a claim, so
+   there is none.
+2. *Rewrite* them (`parts/rewrite.py`). If they have more runs than the memory allows, rewrite only some runs
+   or batches; the next compaction continues.
+3. *Apply*: a commit replaces the inputs if the state still has them unchanged. If not, delete the written
+   parts; if the outcome is unknown, leave them to the sweep.
 
-Memory: `settings.compaction_memory_bytes`, whatever the size of the input. Readers go on meanwhile: the parts
-that they have pinned stay until a collection finds that no reader needs them.
+Memory: `settings.compaction_memory_bytes`, for any size of the input. Readers continue: the parts that they
+have pinned stay until a collection finds that no reader needs them.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from aiopersist.state.record import HollowPart
 
 
 class Work(NamedTuple):
-    """The share of a spec that fits in the budget: `read` becomes one run, `kept` stays as it is."""
+    """The share of a spec that fits in the budget: `read` becomes one run, `kept` is not changed."""
 
     spec: Spec
     read: Sequence[Sequence[Named]]
@@ -60,9 +60,8 @@ class Work(NamedTuple):
 
 
 def bounded(spec: Spec, runs_max: int) -> Work:
-    """The whole spec, if it has at most `runs_max` runs in the blob store. Else neighbouring batches that
-    have at most as many; if no two have, the batch with the most runs; if that alone has more, some of its
-    runs."""
+    """The whole spec, if it has at most `runs_max` runs in the blob store. Else neighbouring batches within
+    this limit; without two of these the batch with the most runs, or the smallest of its runs."""
     inputs = _window(spec.inputs, runs_max)
     if len(inputs) < min(2, len(spec.inputs)):
         ordinal = max(spec.inputs, key=lambda o: run_count(spec.inputs[o]))
@@ -80,15 +79,14 @@ def bounded(spec: Spec, runs_max: int) -> Work:
 
 
 def _runs_in_blobs(batch: HollowBatch) -> int:
-    """The runs of a batch that has blobs. A batch without blobs counts 0: all inline parts together are one
-    run more."""
+    """The runs of a batch with blobs. One without counts 0: all inline parts together are one run."""
     return run_count(batch) if any(part.key for part in batch.parts) else 0
 
 
 def _window(batches: dict[int, HollowBatch], runs_max: int) -> dict[int, HollowBatch]:
     """Neighbouring batches with at most `runs_max` runs. A window starts at each batch and is as long as the
-    limit allows; the best window rewrites the fewest updates per batch that it saves, so that merged batches
-    are not merged again soon."""
+    limit allows. The best one rewrites the fewest updates per saved batch: so few updates are merged
+    often."""
     ordinals = list(batches)
     runs = [_runs_in_blobs(batch) for batch in batches.values()]
     before = list(accumulate((batch.len for batch in batches.values()), initial=0))  # updates
@@ -108,13 +106,13 @@ def _window(batches: dict[int, HollowBatch], runs_max: int) -> dict[int, HollowB
 
 
 async def compact_all(shard: Shard, registration: Registration, last: int, since: Antichain) -> None:
-    """Compact everything up to the batch of ordinal `last` to one batch of one run, at `since` or later.
-    Waits while another process has claimed any of it. `BatchExpired` if the registration is gone."""
+    """Compact all batches up to ordinal `last` to one batch of one run, at `since` or later. Waits while
+    another process has a claim on one of them. `BatchExpired` if the registration has ended."""
     delays = shard.stack.runtime.delays()
     stall = shard.stack.stall_log(lambda: f"a compaction of {shard.label}")
     while (spec := plan_all(shard.state, last, since)) is not None:
         if not registration.alive:
-            text = f"writer {registration.writer} of this compaction is no longer registered: begin it again"
+            text = f"writer {registration.writer} of this compaction is no longer registered: start it again"
             raise BatchExpired(text, shard_id=shard.id)
         if not await compact(shard, spec, registration):
             stall.note("another process compacts it")
@@ -123,9 +121,9 @@ async def compact_all(shard: Shard, registration: Registration, last: int, since
 
 
 async def compact(shard: Shard, spec: Spec, registration: Registration, *, claims_all: bool = False) -> bool:
-    """Compact as much of `spec` as the memory allows; says whether that was applied. One commit, two with a
-    blob or with `claims_all`; requests for every part that is read or written. Whatever it raises, the claim
-    is released; if that fails, too, the claim ends with the registration. `Corruption` if a blob is lost."""
+    """Compact as much of `spec` as the memory allows; whether that was applied. One commit, two with a blob
+    or with `claims_all`; requests for every part that is read or written. After an error it releases the
+    claim; if that fails, too, the claim ends with the registration. `Corruption` if a blob is lost."""
     with shard.stack.work("compaction", shard.known_as) as observed:
         observed.done = await _compact_claimed(shard, spec, registration.writer, claims_all=claims_all)
         return observed.done
@@ -149,14 +147,13 @@ async def _compact_claimed(shard: Shard, spec: Spec, writer: str, *, claims_all:
 
 
 async def _compact_unless_replaced(shard: Shard, work: Work, writer: str) -> bool:
-    """`_compact`; if a blob is gone, `False` if another process has replaced the batch that names it, else
-    `Corruption`."""
+    """As `_compact`. A missing blob: `False` if another process has replaced its batch, else `Corruption`."""
     try:
         return await _compact(shard, work, writer)
     except LeaseExpired as error:
         state = await shard.open()
         if all(state.batches.get(o) == batch for o, batch in work.spec.inputs.items()):
-            raise Corruption(f"the newest version names a part that is not there: {error}") from error
+            raise Corruption(f"the newest version names a part that is missing: {error}") from error
         return False
 
 
@@ -173,7 +170,7 @@ async def _compact(shard: Shard, work: Work, writer: str) -> bool:
 
 
 def target_of(shard: Shard, work: Work, writer: str) -> Target:
-    """Where the updates go: inline only as many bytes as were inline before."""
+    """The target of the rewrite: at most as many inline bytes as in the inputs."""
     inline = sum(part.size for _, part in work.parts if part.inline is not None)
     inline_max = min(shard.stack.settings.inline_writes_single_max_bytes, inline)
     schema = shard.schema(shard.state.schema_id)
@@ -186,7 +183,7 @@ async def _apply(shard: Shard, command: Replace, output: SortedParts | None) -> 
         done: bool = await commit(shard.register, command, slot)
     except BatchExpired:
         done = False
-    except Unknowable:  # a version may name the parts: for the deletion of blobs, unknown counts as applied
+    except Unknowable:  # a version may name the parts, so they must not be deleted
         return False
     except BaseException:
         if output is not None and not slot.busy:  # nothing was sent

@@ -2,19 +2,21 @@
 
 1. *Claim* all batches, so that no other process compacts them meanwhile.
 2. *Divide* (`parts/divide.py`): key ranges over all runs.
-3. Each piece becomes sorted parts, anywhere (`compact_piece`), under the writer that holds the claim.
-   Ranges follow each other, so their parts, one after the other, are one run.
+3. Any process compacts a piece to sorted parts (`compact_piece`), under the writer that has the claim. The
+   ranges are in order, so the parts of all pieces make one run.
 4. *Apply*: one commit replaces the inputs by the run. Over all pieces, the diffs that were written
    must sum to the diffs that were read.
 
-A piece that is done twice, or whose process was killed, leaves parts that no version names; once the writer
-is gone the sweep finds them. If there are more runs than one process may read at once, it takes several
-rounds."""
+A piece that is done twice, or whose process was killed, leaves parts that no version names; after the writer
+has ended, the sweep deletes them. More runs than one process may read at once need several rounds.
+"""
 
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+from msgspec import field
 
 from aiopersist.base.errors import BatchExpired, Corruption, Error, InvalidUpdate, InvalidUsage, LeaseExpired
 from aiopersist.base.frontier import Antichain
@@ -47,12 +49,12 @@ class Goal(NamedTuple):
 
 
 class CompactionPiece(Record, frozen=True, kw_only=True):
-    """A piece of the work, as it travels to the process that does it."""
+    """A piece of the work, encoded for the process that does it."""
 
     shard: str
     writer: str
     division: str
-    """The id of the call that made the pieces: only pieces of one call fit together."""
+    """The id of the call of `pieces`: only its own pieces fit together."""
     number: int
     lower: Antichain
     since: Antichain
@@ -61,27 +63,26 @@ class CompactionPiece(Record, frozen=True, kw_only=True):
 
 
 class CompactedPiece(Record, frozen=True, kw_only=True):
-    """The result of a piece, as it travels back."""
+    """The result of a piece, encoded for the process that applies it."""
 
     writer: str
     division: str
     number: int
     parts: tuple[HollowPart, ...]
-    loose: int | None
+    uncompacted: int | None = field(name="loose")
     read: tuple[int, int]
-    """How many updates, and the sum of their diffs."""
+    """The number of updates, and the sum of their diffs."""
     wrote: tuple[int, int]
 
 
 class SharedCompaction(Resource):
-    """One round of a compaction, which is claimed and must be applied. `shared_compaction` opens
-    it."""
+    """One claimed round of a compaction. `shared_compaction` opens it; `apply` finishes it."""
 
     def __init__(
         self, shard: Shard, registration: Registration | None, work: Work | None, goal: Goal, scope: Scope
     ) -> None:
         self.goal = goal
-        """Pass it to the next round: then the rounds end, whatever is appended meanwhile."""
+        """Pass it to the next round: then later appends do not prolong the compaction."""
         self._shard = shard
         self._registration = registration
         self._work = work
@@ -91,20 +92,19 @@ class SharedCompaction(Resource):
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anything to do: `False` if the shard is one sorted batch already."""
+        """Whether there is work; `False` if the shard is one sorted batch already."""
         return self._work is not None
 
     async def pieces(self, tasks: int) -> list[bytes]:
-        """About as many pieces of work as `tasks`, in order, for `compact_piece`. One request for each
-        larger part."""
+        """About `tasks` pieces of work, in order, for `compact_piece`. One request for each larger part."""
         with self._scope.call():
             if self._work is None or self._registration is None:
                 return []
             work, target = self._work, target_of(self._shard, self._work, self._registration.writer)
             fetch = Fetch(self._shard, target.schema, cached=False)
             selection = Selection(advance_to=target.since)
-            found = await divide(fetch, work.read, selection, "", max(tasks, 1))
-            self._pieces, self._division = len(found), str(self._shard.stack.runtime.uuid())
+            pieces = await divide(fetch, work.read, selection, "", max(tasks, 1))
+            self._pieces, self._division = len(pieces), str(self._shard.stack.runtime.uuid())
             return [
                 PIECE.encode(
                     CompactionPiece(
@@ -114,28 +114,28 @@ class SharedCompaction(Resource):
                         number=number,
                         lower=target.lower,
                         since=target.since,
-                        # inline parts of several pieces would be several in one batch
-                        inline_max_bytes=target.inline_max_bytes if len(found) == 1 else 0,
+                        # a batch has at most one inline part
+                        inline_max_bytes=target.inline_max_bytes if len(pieces) == 1 else 0,
                         piece=piece,
                     )
                 )
-                for number, piece in enumerate(found)
+                for number, piece in enumerate(pieces)
             ]
 
     async def apply(self, results: Sequence[bytes]) -> bool:
-        """Replace the inputs by the results of all pieces; says whether that was applied. `False`: the inputs
-        have changed since they were read, or the claim is lost. `InvalidUpdate` unless there is one result of
-        each piece. One commit."""
+        """Replace the inputs by the results of all pieces; whether that was applied. `False`: the inputs have
+        changed, or the claim is lost. `InvalidUpdate` unless there is one result of each piece. One
+        commit."""
         with self._scope.call():
             if self._work is None or self._registration is None:
                 return False
-            found = _in_order(results, self._division, self._pieces)
-            read, wrote = _sum(r.read for r in found), _sum(r.wrote for r in found)
+            compacted = _in_order(results, self._division, self._pieces)
+            read, wrote = _sum(r.read for r in compacted), _sum(r.wrote for r in compacted)
             self._check(read)
-            parts = [part for result in found for part in result.parts]
-            counts = [result.loose for result in found]
-            loose = None if None in counts else sum(count or 0 for count in counts)
-            batch = self._work.batch(parts, loose)
+            parts = [part for result in compacted for part in result.parts]
+            counts = [result.uncompacted for result in compacted]
+            uncompacted = None if None in counts else sum(count or 0 for count in counts)
+            batch = self._work.batch(parts, uncompacted)
             command = Replace(self._registration.writer, self._work.spec.inputs, batch, read, wrote)
             try:
                 done: bool = await commit(self._shard.register, command)
@@ -144,7 +144,7 @@ class SharedCompaction(Resource):
             return done
 
     def _check(self, read: Total) -> None:
-        """`Corruption` unless each update was read once, where the state says how many there are."""
+        """`Corruption` unless each update was read once; checked if the state has the number of updates."""
         assert self._work is not None
         parts = [part for _, part in self._work.parts]
         if any(part.inline is not None or part.truncated is not None for part in parts):
@@ -154,9 +154,8 @@ class SharedCompaction(Resource):
             raise Corruption(text, shard_id=self._shard.id)
 
     async def aclose(self) -> None:
-        """Release the claim, and end the writer of the parts: parts that were not applied are left to the
-        sweep. This goes on in the background if the caller is cancelled or the store takes long. Idempotent.
-        One commit."""
+        """Release the claim, and end the writer: the sweep deletes parts that were not applied. Continues in
+        the background if the caller is cancelled or the store takes long. Idempotent. One commit."""
         if self._scope.close() and self._registration is not None:
             await self._shard.stack.supervisor.released(_ended(self._shard, self._registration))
 
@@ -168,54 +167,54 @@ def shared_compaction(shards: Shards, name: str, goal: Goal | None) -> Opening[S
     """See `Workers.shared_compaction`."""
 
     async def open_round() -> SharedCompaction:
-        found = await shards.existing(name)
+        shard = await shards.existing(name)
         if goal is None:
-            await commit(found.register, ApplyRetention(exact=True))
-        state = found.state
+            await commit(shard.register, ApplyRetention(exact=True))
+        state = shard.state
         last = goal or Goal(max(state.batches, default=-1), state.since)
-        with shards.calls.call():  # so that closing the client ends a wait for a claim
-            return await begun_anew(lambda: _claimed(found, last, shards.scope))
+        with shards.calls.call():  # the close of the client ends a wait for a claim
+            return await begun_anew(lambda: _claimed(shard, last, shards.scope))
 
     return shards.opening(open_round, f"client.workers.shared_compaction({name!r})")
 
 
 async def compact_piece(shards: Shards, data: bytes) -> bytes:
     """See `Workers.compact_piece`."""
-    given = PIECE.decode(data, CompactionPiece)
-    shard = await shards.of_a_piece(checked_shard(given.shard, given.piece))
+    task = PIECE.decode(data, CompactionPiece)
+    shard = await shards.of_a_piece(checked_shard(task.shard, task.piece))
     with shards.stack.tracing.span("compaction.piece", shard.known_as, PIECE.trace(data)):
-        return await _compact_piece(shard, given)
+        return await _compact_piece(shard, task)
 
 
-async def _compact_piece(shard: Shard, given: CompactionPiece) -> bytes:
-    check_schemas(given.piece, shard)
-    schema = shard.schema(given.piece.schema_id)
-    target = Target(schema, given.writer, given.lower, given.since, given.inline_max_bytes)
-    selection = Selection(advance_to=given.since, where=piece_condition(given.piece, schema))
+async def _compact_piece(shard: Shard, task: CompactionPiece) -> bytes:
+    check_schemas(task.piece, shard)
+    schema = shard.schema(task.piece.schema_id)
+    target = Target(schema, task.writer, task.lower, task.since, task.inline_max_bytes)
+    selection = Selection(advance_to=task.since, where=piece_condition(task.piece, schema))
     try:
-        done = await rewrite(shard, given.piece.named(), selection, target)
+        done = await rewrite(shard, task.piece.named(), selection, target)
     except LeaseExpired as error:
-        raise await _why_missing(shard, given, error) from None
-    except InvalidUsage as error:  # nobody but the piece says a time, or a name
+        raise await _why_missing(shard, task, error) from None
+    except InvalidUsage as error:  # all times and names come from the piece
         raise InvalidUpdate(f"a piece of a compaction cannot be done: {error}", shard_id=shard.id) from error
     return RESULT.encode(
         CompactedPiece(
-            writer=given.writer,
-            division=given.division,
-            number=given.number,
+            writer=task.writer,
+            division=task.division,
+            number=task.number,
             parts=done.parts,
-            loose=done.output.uncompacted,
+            uncompacted=done.output.uncompacted,
             read=done.read,
             wrote=done.output.wrote,
         )
     )
 
 
-async def _why_missing(shard: Shard, given: CompactionPiece, error: LeaseExpired) -> Error:
-    """The error for a part that is gone: `Corruption` if the claim still holds, so that nothing can have
-    replaced the part; else `error`."""
+async def _why_missing(shard: Shard, task: CompactionPiece, error: LeaseExpired) -> Error:
+    """The error for a missing part: `Corruption` if the claim still holds, so that nothing can have replaced
+    the part; else `error`."""
     state = await shard.open()
-    if any(claim.writer == given.writer for claim in state.claims.values()):
+    if any(claim.writer == task.writer for claim in state.claims.values()):
         return Corruption(f"a claimed part is not in the blob store: {error}", shard_id=shard.id)
     return error
 
@@ -229,7 +228,7 @@ async def _claimed(shard: Shard, goal: Goal, scope: Scope) -> SharedCompaction:
         while True:
             state = await shard.open()
             spec = plan_all(state, goal.last, goal.since)
-            if spec is None or not state.since.elements:  # an empty since: maintenance drops the batches
+            if spec is None or not state.since.elements:  # with an empty since maintenance drops the batches
                 break
             work = bounded(spec, Budget.of(shard.stack.settings).runs_max(spec.parts))
             if await commit(shard.register, TakeClaim(registration.writer, work.spec.inputs)):
@@ -244,7 +243,7 @@ async def _claimed(shard: Shard, goal: Goal, scope: Scope) -> SharedCompaction:
 
 
 def _ended(shard: Shard, registration: Registration) -> "asyncio.Task[None]":
-    """A task that ends the writer, and so its claim, even if its caller is cancelled."""
+    """A task that ends the writer, and with it the claim, even if its caller is cancelled."""
     registration.release()
     registration.stop()
     return shard.stack.supervisor.spawn(_expire(shard, registration), "end the writer of a compaction")
@@ -254,16 +253,16 @@ async def _expire(shard: Shard, registration: Registration) -> None:
     try:
         await registration.expire()
     except Error as error:  # the results stay applied
-        text, extra = "the claim of a compaction of %s is left to its lease: %s", {"shard": shard.known_as}
-        log.warning(text, shard.label, error, extra=extra)
+        text = "the claim of a compaction of %s stays until its lease ends: %s"
+        log.warning(text, shard.label, error, extra={"shard": shard.known_as})
 
 
 def _in_order(results: Sequence[bytes], division: str, pieces: int) -> list[CompactedPiece]:
-    found = sorted((RESULT.decode(data, CompactedPiece) for data in results), key=lambda r: r.number)
-    if [r.number for r in found] != list(range(pieces)) or any(r.division != division for r in found):
-        text = f"pass one result of each of the {pieces} pieces, not of {[r.number for r in found]}"
+    compacted = sorted((RESULT.decode(data, CompactedPiece) for data in results), key=lambda r: r.number)
+    if [r.number for r in compacted] != list(range(pieces)) or any(r.division != division for r in compacted):
+        text = f"pass one result of each of the {pieces} pieces, not of {[r.number for r in compacted]}"
         raise InvalidUpdate(text)
-    return found
+    return compacted
 
 
 def _sum(totals: Iterable[tuple[int, int]]) -> Total:

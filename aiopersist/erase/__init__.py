@@ -1,10 +1,10 @@
-"""Erasing rows of tables from the stores: not only from the contents, also from what the history has of them.
+"""Erases rows of tables from the stores: from the contents, and from all history.
 
 | module      | what it has                                                                    |
 |-------------|--------------------------------------------------------------------------------|
-| `wanted`    | which rows are to be gone: by key, or by a condition                           |
-| `search`    | all that the stores have of a shard, read anew, and what of it has such rows   |
-| `erasure`   | the steps: delete, give up history, compact, collect, and look whether it is gone |
+| `rows`      | the rows to erase: by key, or by a condition                                   |
+| `search`    | a search for these rows in all data that the stores have of a shard            |
+| `erasure`   | the steps: delete, give up history, compact, collect, search again             |
 
 Imports `table`, `maintenance`, `gc`, `read`, `shard`, `state`, `storage` and `data`.
 """

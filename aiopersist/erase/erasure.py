@@ -1,16 +1,15 @@
-"""Erases rows of a table: the steps, and what is left.
+"""Erases rows of a table: the steps, and the result.
 
-1. *Search* the stores. Where they have nothing of the rows, nothing is to be done.
-2. *Delete* the rows from the contents, once: what somebody puts again meanwhile is theirs, and is told.
-3. *Give up history*: since moves to the time of the deletion, as far as all holds allow. A hold is ended only
-   if the caller names it; the others are waited for.
-4. *Compact*: insertions meet their retractions, and both go.
-5. *Collect* the versions before that, and their blobs; readers of old versions are waited for. What crashed
-   writers have left goes, too.
-6. *Search* again: only this decides whether it is done.
+1. *Search* the stores. Without matches there is nothing to do.
+2. *Delete* the rows from the contents, once. If somebody puts them again meanwhile, the result says so.
+3. *Give up history*: move since to the time of the deletion, as far as all holds allow. End a hold only if
+   the caller names it; wait for the others.
+4. *Compact*: insertions and their retractions cancel out.
+5. *Collect* the versions before that, and their blobs; wait for readers of old versions. Delete the blobs of
+   crashed writers, too.
+6. *Search* again: only this decides whether the rows are erased.
 
-Each step may be repeated, and does nothing if there is nothing to do. So a call that was cut off is called
-again, and goes on.
+Each step may be repeated, and does nothing if there is nothing to do. So after a crash, repeat the call.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,8 +25,8 @@ from aiopersist.base.frontier import Antichain, last_before, minimum
 from aiopersist.base.progress import progress
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.select import check_where
+from aiopersist.erase.rows import RowsToErase
 from aiopersist.erase.search import Remnant, Search, SearchResult
-from aiopersist.erase.wanted import RowsToErase
 from aiopersist.gc.sweep import leaks_of
 from aiopersist.maintenance.background import Maintenance
 from aiopersist.maintenance.holds import Holder, end_hold, holders_of_history, holders_of_versions
@@ -44,14 +43,14 @@ from aiopersist.table.schema import listed
 from aiopersist.table.table import Table
 
 DELETED_AT_ONCE = 10_000  # keys
-ROUNDS = 5  # of deletions by a condition: others may put rows of which it is true
-LOOK_MIN_S, LOOK_MAX_S = 0.1, 10.0  # between two looks at those who hold
-TRIES = 3  # to collect what nobody holds: other processes may collect meanwhile
-CARRIED = 9  # commits: an object of a bucket carries up to eight versions before its own
+ROUNDS = 5  # of deletions by a condition: others may put matching rows meanwhile
+LOOK_MIN_S, LOOK_MAX_S = 0.1, 10.0  # between two looks at the holders
+TRIES = 3  # of a collection without holders: other processes may collect meanwhile
+CARRIED = 9  # commits: an object in a bucket has up to eight versions before its own
 
 
 class EraseOptions(NamedTuple):
-    """How an erasure goes on while somebody holds what is to go."""
+    """Options of an erasure: how to treat holds."""
 
     wait: timedelta
     end_holds: Iterable[str]
@@ -59,24 +58,24 @@ class EraseOptions(NamedTuple):
 
 
 class Erasure(BaseModel, frozen=True):
-    """What came of an erasure."""
+    """The result of an erasure."""
 
     done: bool
     """Whether no version, part or rollup of the table has any of the rows."""
     deleted: int
     """Rows that this call deleted from the contents."""
     present: int
-    """Such rows in the contents now: put again after they were deleted, or, of a dry run, to be deleted."""
+    """Rows in the contents now: put again after the deletion, or, in a dry run, to delete."""
     time: int | None
-    """The time of the deletion, or of an earlier one: since must reach it. `None`: nothing had to go."""
+    """The time of this deletion, or of an earlier one: since must reach it. `None`: nothing to erase."""
     since: Antichain
     """The since of the table."""
     remnants: list[Remnant]
-    """What still has some of the rows."""
+    """The places that still have some of the rows."""
     holders: list[Holder]
-    """Who keeps it: nothing goes before they let go."""
+    """The holds that keep these places."""
     ended: list[Holder]
-    """The holds that were ended, since the caller named them."""
+    """The holds that the caller named, and that this call ended."""
 
 
 async def erase(
@@ -94,20 +93,20 @@ async def erase(
     if isinstance(options.end_holds, str):
         raise TypeError(f"end_holds={shown(options.end_holds)} is one name: give a list of names")
     if not isinstance(options.wait, timedelta):
-        raise TypeError(f"wait={shown(options.wait)} is no timedelta")
+        raise TypeError(f"wait={shown(options.wait)} is not a timedelta")
     await tables.ready_to_filter(keys, where)
     if where is not None:
         check_where(where, kind.schema)
-    given = listed(keys or ())
-    wanted = RowsToErase(kind, kind.key_texts(given) if given else (), where)
+    keys_to_erase = listed(keys or ())
+    rows = RowsToErase(kind, kind.key_texts(keys_to_erase) if keys_to_erase else (), where)
     if not options.dry_run and tables.shards.stack.readonly:
         refuse("an erasure")
-    found = await acquired(table, make=False)
+    open_table = await acquired(table, make=False)
     try:
-        with found.scope.call():
-            return await _Erasing(tables, maintenance, found, wanted, options).run()
+        with open_table.scope.call():
+            return await _Erasing(tables, maintenance, open_table, rows, options).run()
     finally:
-        leave(table, found)
+        leave(table, open_table)
 
 
 class _Erasing:
@@ -118,15 +117,15 @@ class _Erasing:
         tables: OpenTables,
         maintenance: Maintenance,
         table: OpenTable,
-        wanted: RowsToErase,
+        rows: RowsToErase,
         options: EraseOptions,
     ) -> None:
         self._tables, self._maintenance, self._table = tables, maintenance, table
         self._shard, self._stack = table.shard, table.shard.stack
-        self._asked = self._wanted = wanted
+        self._asked = self._extended = rows
         self._options = options._replace(end_holds=tuple(options.end_holds))
         self._fitting = set[str]()
-        """Keys of rows that the condition fits, or once did."""
+        """Keys with a row, old or new, that matches the condition."""
         self._ended: list[Holder] = []
         self._deleted = 0
         self._has_compacted = False
@@ -135,43 +134,43 @@ class _Erasing:
 
     async def run(self) -> Erasure:
         """All steps."""
-        found, there = await self._search(), await self._present()
-        if self._options.dry_run or not (found.remnants or there):
+        matches, present = await self._search(), await self._present()
+        if self._options.dry_run or not (matches.remnants or present):
             view = await inspect(self._shard)
-            target = Antichain(max(last_before(view.upper) if there else found.time, 0))
-            holders = holders_of_history(view, target) if found.remnants or there else []
+            target = Antichain(max(last_before(view.upper) if present else matches.time, 0))
+            holders = holders_of_history(view, target) if matches.remnants or present else []
             others = [holder for holder in holders if holder.id != self._shard.hold.reader]
-            return self._told(view, found, there, others, None)
-        return await self._erase_history(max(found.time, await self._delete(there), 0))
+            return self._result(view, matches, present, others, None)
+        return await self._erase_history(max(matches.time, await self._delete(present), 0))
 
     async def _erase_history(self, time: int) -> Erasure:
         for tries in count(1):
             holders = await self._give_up(Antichain(time)) or await self._collect()
-            found, there = await self._search(), await self._present()
-            is_carried = tries < TRIES and any(each.kind == "leftover" for each in found.remnants)
-            is_over = bool(holders or there) or not found.remnants
+            matches, present = await self._search(), await self._present()
+            is_carried = tries < TRIES and any(each.kind == "leftover" for each in matches.remnants)
+            is_over = bool(holders or present) or not matches.remnants
             if is_over or not (is_carried or await self._waited(())):
                 break
             for _ in range(CARRIED if is_carried else 0):
                 await self._beat()
-            time = max(time, found.time)
-        return self._told(await inspect(self._shard), found, there, holders, time)
+            time = max(time, matches.time)
+        return self._result(await inspect(self._shard), matches, present, holders, time)
 
-    def _told(
+    def _result(
         self,
         view: ShardView,
-        found: SearchResult,
-        there: Mapping[str, str],
+        matches: SearchResult,
+        present: Mapping[str, str],
         holders: Sequence[Holder],
         time: int | None,
     ) -> Erasure:
         return Erasure(
-            done=not found.remnants and not there,
+            done=not matches.remnants and not present,
             deleted=self._deleted,
-            present=len(there),
+            present=len(present),
             time=time,
             since=view.since,
-            remnants=found.remnants,
+            remnants=matches.remnants,
             holders=list(holders),
             ended=self._ended,
         )
@@ -179,49 +178,48 @@ class _Erasing:
     # --- the contents ----------------------------------------------------------------------------
 
     async def _search(self) -> SearchResult:
-        """What the stores have. A row that the condition fits takes the other rows of its key along, unless
-        the contents have the key: then it is somebody else's by now, or was never deleted."""
-        found = await Search(self._shard, self._wanted).run()
+        """Search the stores. A row that matches the condition adds all rows of its key, unless the contents
+        have the key: then somebody has put it again, or it was never deleted."""
+        matches = await Search(self._shard, self._extended).run()
         if self._asked.where is None:
-            return found
-        self._fitting |= found.keys
+            return matches
+        self._fitting |= matches.keys
         view = self._table.view
         await self._shard.open()
         await view.catch_up()
-        gone = self._fitting - (await view.read(self._fitting)).keys()
-        if (keys := self._asked.keys | gone) == self._wanted.keys:
-            return found
-        self._wanted = RowsToErase(self._asked.kind, keys, self._asked.where)
-        return await Search(self._shard, self._wanted).run()
+        absent = self._fitting - (await view.read(self._fitting)).keys()
+        if (keys := self._asked.keys | absent) == self._extended.keys:
+            return matches
+        self._extended = RowsToErase(self._asked.kind, keys, self._asked.where)
+        return await Search(self._shard, self._extended).run()
 
     async def _present(self) -> dict[str, str]:
         """The rows in the contents now, as texts."""
         state = await self._shard.open()
         if state.upper == minimum(None):
             return {}
-        found: dict[str, str] = {}
-        wanted, compute = self._asked, self._stack.compute
+        entries: dict[str, str] = {}
+        asked, compute = self._asked, self._stack.compute
         async with await self._table.reading.snapshot(None, wait=False) as snapshot:
-            if wanted.keys:
-                found |= await compute(wanted.entries, await contents_of(snapshot, wanted.by_keys))
-            if wanted.where is not None:
-                async for batch in snapshot.batches(wanted.where):
-                    found |= await compute(wanted.entries, pa.Table.from_batches([batch]))
-        return found
+            if asked.keys:
+                entries |= await compute(asked.entries, await contents_of(snapshot, asked.by_keys))
+            if asked.where is not None:
+                async for batch in snapshot.batches(asked.where):
+                    entries |= await compute(asked.entries, pa.Table.from_batches([batch]))
+        return entries
 
-    async def _delete(self, there: Mapping[str, str]) -> int:
-        """Delete the rows: by their keys whatever their values are, by the condition if it still fits. The
-        time at which all of them are gone; -1 if there were none."""
+    async def _delete(self, present: Mapping[str, str]) -> int:
+        """Delete the rows: those with the keys, and those that still match the condition. The time of the
+        last deletion; -1 without rows."""
         time = -1
         for _ in range(ROUNDS):
             keys = self._asked.keys
-            entries = {**dict.fromkeys(keys & there.keys()), **{k: there[k] for k in there.keys() - keys}}
-            given = list(entries.items())
-            for begin in range(0, len(given), DELETED_AT_ONCE):
-                done = await self._remove(dict(given[begin : begin + DELETED_AT_ONCE]))
+            items = [(key, None if key in keys else val) for key, val in present.items()]
+            for begin in range(0, len(items), DELETED_AT_ONCE):
+                done = await self._remove(dict(items[begin : begin + DELETED_AT_ONCE]))
                 self._deleted, time = self._deleted + done.result, max(time, done.time)
-            there = await self._present()
-            if not there.keys() - keys:
+            present = await self._present()
+            if not present.keys() - keys:
                 break
         return time
 
@@ -234,7 +232,7 @@ class _Erasing:
     # --- the history -----------------------------------------------------------------------------
 
     async def _give_up(self, target: Antichain) -> list[Holder]:
-        """Move since to `target`; who keeps it from that, when there is no time left to wait."""
+        """Move since to `target`; the holds that prevent this when the time to wait is over."""
         while True:
             await self._beat()
             if target <= await commit(self._shard.register, ForgetHistory(target)):
@@ -243,25 +241,24 @@ class _Erasing:
             holders = holders_of_history(view, target)
             if await self._end(holders, view):
                 continue
-            if not self._has_compacted:  # then tables that are not resident look keys up in what is new
+            if not self._has_compacted:  # then the views of large tables stop using the old parts
                 self._has_compacted = True
                 await self._maintenance.force_compaction(self._shard)
             elif not await self._waited(holders):
                 return holders
 
     async def _collect(self) -> list[Holder]:
-        """Compact, and delete all before that; who reads what is older, when there is no time left to
-        wait."""
+        """Compact, and delete all older versions; the readers that prevent this when the wait is over."""
         await self._maintenance.force_compaction(self._shard)
-        without, mine = (await self._shard.open()).seqno, TRIES
+        without, tries = (await self._shard.open()).seqno, TRIES
         while True:
             await self._beat()
             await self._maintenance.of(self._shard).force_collection()
             view = await inspect(self._shard)
             if view.earliest_seqno >= without:
                 break
-            holders, mine = holders_of_versions(view, without), mine - 1
-            if not holders and mine:  # the rollup is newer than what the heartbeat before it has told
+            holders, tries = holders_of_versions(view, without), tries - 1
+            if not holders and tries:  # the last heartbeat was older than the rollup
                 continue
             if not await self._end(holders, view) and not await self._waited(holders):
                 return holders
@@ -270,24 +267,24 @@ class _Erasing:
         return []
 
     async def _beat(self) -> None:
-        """Tell the shard what this client holds no more: its view of the table follows, too."""
+        """Update the view of this client, and release its hold on older versions."""
         view = self._table.view
         await view.catch_up()
         view.release(())
-        with suppress(LeaseExpired):  # then it holds nothing
+        with suppress(LeaseExpired):  # then the reader holds nothing
             await self._shard.hold.heartbeat()
 
     async def _end(self, holders: Iterable[Holder], view: ShardView) -> bool:
-        """End those that the caller has named; whether there were any."""
+        """End the holds that the caller has named; whether there were any."""
         named = [h for h in holders if any(map(h.is_named, self._options.end_holds))]
         for holder in named:
-            with suppress(OpaqueMismatch):  # somebody else has it now: the next look tells
+            with suppress(OpaqueMismatch):  # it has another owner now: the next look shows that
                 await end_hold(self._shard, view, holder.kind, holder.id)
                 self._ended.append(holder)
         return bool(named)
 
     async def _waited(self, holders: Sequence[Holder]) -> bool:
-        """Wait for a while; `False` when there is no time left."""
+        """Wait for a while; `False` when the time to wait is over."""
         left = self._until - self._stack.runtime.monotonic()
         if left <= 0:
             return False

@@ -1,14 +1,13 @@
-"""All that the stores have of a shard, read anew, and which of it has rows that are to be gone.
+"""Searches all data that the stores have of a shard for the rows to erase.
 
-Nothing is taken from a state in memory, or from a cache. A search reads
+It uses no state in memory, and no cache. It reads
 
-- every version that the consensus store has, also the ones that were truncated and are still stored: the
-  parts that lie in them, and the positions of subscriptions, which may name a key;
-- every blob that is listed under the shard, whether a version names it or not: parts and rollups.
+- every version in the consensus store, even truncated ones that are still stored: their inline parts, and the
+  positions of subscriptions, which may name a key;
+- every blob that is listed under the shard, named by a version or not: parts and rollups.
 
-A version also has the least and greatest values of the parts that it sets. These are values of rows of the
-part, so whoever has read the part need not look at them. A part that a version names, and that is not there,
-cannot be read: it is told as such.
+A version also has the least and greatest values of its parts. These are values of rows of the part, so the
+search of the part covers them. A named part that is missing cannot be read: the result says so.
 
 In memory are a blob, and a row group of it.
 """
@@ -25,7 +24,7 @@ from aiopersist.data.part.inline import decode_inline
 from aiopersist.data.part.unnamed import iter_rows
 from aiopersist.data.types.evolve import adapt
 from aiopersist.data.types.schema import Schema
-from aiopersist.erase.wanted import MatchingUpdates, RowsToErase
+from aiopersist.erase.rows import MatchingUpdates, RowsToErase
 from aiopersist.shard.log import SCAN_LIMIT, consensus_key
 from aiopersist.shard.shard import Shard
 from aiopersist.state.diff import added_parts
@@ -41,15 +40,15 @@ _Kind = Literal["version", "leftover", "part", "rollup", "position", "unread"]
 
 
 class Remnant(BaseModel, frozen=True):
-    """One thing in the stores that still has rows that are to be gone."""
+    """A place in the stores that still has rows to erase."""
 
     kind: _Kind
-    """A version of the state; one that was truncated and is still stored; a part, or a rollup, in the blob
-    store; the position of a subscription, which names a key; or what cannot be read, so that nobody knows."""
+    """A version; a truncated version that is still stored (`leftover`); a part or a rollup in the blob store;
+    the position of a subscription, which names a key; or data that cannot be read (`unread`)."""
     name: str
     """The number of a version, the key of a blob, or the name of a subscription."""
     rows: int
-    """How many rows it has of them."""
+    """How many of the rows it has."""
 
 
 @dataclass
@@ -58,26 +57,26 @@ class SearchResult:
 
     remnants: list[Remnant] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
-    """Of the rows that were found."""
+    """Of the matching rows."""
     time: int = -1
-    """The latest time of these."""
+    """The latest time of these rows."""
 
 
 class Search:
     """See the header. One search of one shard."""
 
-    def __init__(self, shard: Shard, wanted: RowsToErase) -> None:
+    def __init__(self, shard: Shard, rows: RowsToErase) -> None:
         self._shard = shard
         self._stack = shard.stack
-        self._wanted = wanted
-        self._found = SearchResult()
-        self._known: dict[str, MatchingUpdates] = {}
-        """By the checksums of parts in versions, what was found there: rollups repeat them."""
+        self._rows = rows
+        self._result = SearchResult()
+        self._matches: dict[str, MatchingUpdates] = {}
+        """The matches in inline parts, by checksum: rollups repeat the parts."""
         self._named: dict[str, tuple[_Kind, str]] = {}
-        """The parts in blobs that versions and rollups name, with one that does: its kind and name."""
+        """By the key of a part: the kind and name of a version or rollup that names it."""
 
     async def run(self) -> SearchResult:
-        """Look through all of it. Requests for all versions, a listing, and a get for each blob."""
+        """Search everything. Requests for all versions, a listing, and a get for each blob."""
         state = await self._shard.open()
         for number in state.schemas:
             self._shard.schema(number)  # before threads need them
@@ -89,22 +88,22 @@ class Search:
         with progress("search", len(listed), "blobs") as step:
             for key in sorted(listed):
                 data = await self._stack.blob.uncached.get(key)
-                if data is not None:  # else it was deleted meanwhile
+                if data is not None:  # not deleted meanwhile
                     await self._stack.compute(self._look_at_blob, key, data)
                 step.advance(1)
         for key, (kind, name) in self._named.items():
             if key not in listed:
-                text = f"{key}, which {kind} {name} names, is not there"
+                text = f"{key}, which {kind} {name} names, is missing"
                 self._tell(kind if kind == "leftover" else "unread", text)
-        return self._found
+        return self._result
 
     async def _versions(self) -> AsyncIterator[Versioned]:
-        """All versions that a scan shows."""
+        """All versions, by scans."""
         at = 0
-        while some := await self._stack.consensus.scan(consensus_key(self._shard.id), at, SCAN_LIMIT):
-            for version in some:
+        while versions := await self._stack.consensus.scan(consensus_key(self._shard.id), at, SCAN_LIMIT):
+            for version in versions:
                 yield version
-            at = some[-1].seqno + 1
+            at = versions[-1].seqno + 1
 
     # --- on threads ------------------------------------------------------------------------------
 
@@ -125,47 +124,47 @@ class Search:
                 self._tell_rows("rollup", key, self._matches_in(state.parts, "rollup", key))
                 self._look_at_positions(state.subscriptions.values(), key)
             elif key.endswith(PARQUET):
-                self._tell_rows("part", key, self._rows(data))
+                self._tell_rows("part", key, self._matches_in_blob(data))
             else:
                 self._tell("unread", f"{key}, which is neither a part nor a rollup")
         except Corruption as error:
             self._tell("unread", f"{key}: {error}")
 
-    def _rows(self, data: bytes) -> Iterator[MatchingUpdates]:
-        for table in iter_rows(data, self._schemas, self._wanted.kind.schema):
-            yield self._wanted.of(table)
+    def _matches_in_blob(self, data: bytes) -> Iterator[MatchingUpdates]:
+        for table in iter_rows(data, self._schemas, self._rows.kind.schema):
+            yield self._rows.of(table)
 
     @property
     def _schemas(self) -> list[Schema[Any, Any, Any]]:
-        """Those of the shard, the newest first."""
+        """The schemas of the shard, the newest first."""
         return [self._shard.schema(number) for number in sorted(self._shard.state.schemas, reverse=True)]
 
     def _matches_in(self, parts: Iterable[HollowPart], kind: _Kind, name: str) -> Iterator[MatchingUpdates]:
-        """What those of `parts` have that lie in a version, or in a rollup. The others are named."""
+        """The matches in the inline ones of `parts`. Notes the names of the others."""
         for part in parts:
             if part.key is not None:
                 self._named.setdefault(part.key, (kind, name))
             if part.inline is None:
                 continue
-            if part.checksum not in self._known:
+            if part.checksum not in self._matches:
                 rows = decode_inline(part.inline, self._shard.schema(part.schema_id), part.checksum)
-                self._known[part.checksum] = self._wanted.of(adapt(rows, self._wanted.kind.schema))
-            yield self._known[part.checksum]
+                self._matches[part.checksum] = self._rows.of(adapt(rows, self._rows.kind.schema))
+            yield self._matches[part.checksum]
 
     def _look_at_positions(self, records: Iterable[SubscriptionRecord], place: str) -> None:
         for record in records:
             contents = record.position.contents
-            if contents is not None and contents.key in self._wanted.keys:
+            if contents is not None and contents.key in self._rows.keys:
                 self._tell("position", f"{record.key} in {place}")
 
     def _tell_rows(self, kind: _Kind, name: str, matches: Iterable[MatchingUpdates]) -> None:
         rows = 0
         for keys, time in matches:
             rows += len(keys)
-            self._found.keys.update(keys)
-            self._found.time = max(self._found.time, time)
+            self._result.keys.update(keys)
+            self._result.time = max(self._result.time, time)
         if rows:
-            self._found.remnants.append(Remnant(kind=kind, name=name, rows=rows))
+            self._result.remnants.append(Remnant(kind=kind, name=name, rows=rows))
 
     def _tell(self, kind: _Kind, name: str) -> None:
-        self._found.remnants.append(Remnant(kind=kind, name=name, rows=0))
+        self._result.remnants.append(Remnant(kind=kind, name=name, rows=0))

@@ -1,4 +1,4 @@
-"""Many named streams that are sealed together: updates come in any order, at any times not sealed yet.
+"""Many named streams that are sealed together. Updates come in any order, at any times that are not sealed.
 
     async with client.indexed("orders") as ix:
         placed = await ix.register("placed", str, int)
@@ -7,15 +7,15 @@
 
 | module                       | what it has                                                            |
 |------------------------------|------------------------------------------------------------------------|
-| `arrangement`                | every transition of one stream's batches, as plans and changes; pure   |
+| `indexed`, `open`            | the public calls, and the opening                                      |
+| `core`, `errors`             | the state that all modules share; the errors                           |
+| `committer`                  | the queue of commands, and group commit                                |
 | `draft`                      | applies a group of commands to the streams, in order; pure             |
 | `commands`                   | the transitions of the versioned state: take over, change, leave; pure |
-| `committer`                  | the queue of commands, and group commit                                |
-| `raw`, `work`                | writing batches, and carrying out the plans                            |
-| `maintenance`, `background`  | steps and compactions; the task that makes them                        |
-| `snapshot`, `listen`, `view` | reading                                                                |
-| `core`                       | what all of these share                                                |
-| `indexed`, `open`            | the public calls, and the opening                                      |
+| `arrangement`                | the transitions of one stream's batches, as plans and changes; pure    |
+| `raw`, `work`                | write batches, and carry out the plans                                 |
+| `maintenance`, `background`  | steps and compactions; the task that runs them                         |
+| `snapshot`, `listen`, `view` | reads                                                                  |
 
 Imports `maintenance`, `read`, `parts`, `shard`, `state`, `data`.
 """

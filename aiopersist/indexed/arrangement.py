@@ -1,15 +1,15 @@
 """All transitions of one stream's arrangement, in pairs of a plan and its application. Pure.
 
-1. *Append*: a batch of updates, at any times that are not sealed yet, becomes the newest unsealed batch.
+1. *Append*: a batch of updates, at any times that are not sealed, becomes the newest unsealed batch.
 2. *Seal* moves updates to the trace logically; no data moves.
 3. *Drain* moves them physically: the unsealed updates before `seal`, sorted and consolidated, become one
-   batch of the trace. Then unsealed batches that lie wholly before the trace's upper are *evicted*, and those
-   that lie partly before it are *trimmed*, one at a time.
+   batch of the trace. Then unsealed batches wholly before the trace's upper are *evicted*, and those partly
+   before it are *trimmed*, one at a time.
 4. *Compact*: two neighbours of the trace of equal level become one batch.
 
-A plan (`Drain`, `Trim`, `Compaction`) says what is to be read and written. Its executor comes back with a
-batch, and gets the `Rearrangement` to be made, or `None` if the plan no longer fits. Nothing here reads data,
-so nothing here can check the contents of the batch; `streams_invariants` has the checks that can be made.
+A plan (`Drain`, `Trim`, `Compaction`) says what to read and write. Its executor returns a batch, and gets the
+`Rearrangement` to apply, or `None` if the plan no longer fits. This module reads no data, so it cannot check
+the contents of the batch; `streams_invariants` checks its description.
 
 *Why the work is O(n log n).* A merge costs as much as its parents hold. If nothing cancels, the result holds
 as much and is a level higher, so an update is rewritten once per level. Updates that cancel are never
@@ -26,8 +26,8 @@ from aiopersist.state.streams import Arrangement, Rearrangement, TraceBatch, Uns
 
 
 def appended(arrangement: Arrangement, batch: UnsealedBatch) -> Rearrangement:
-    """Makes `batch` the newest. `ValueError` unless it holds updates, begins at the stream's seqno, covers at
-    least one seqno, and holds no time before the trace's upper."""
+    """Makes `batch` the newest. `ValueError` unless it has updates, begins at the stream's seqno, covers at
+    least one seqno, and has no time before the trace's upper."""
     if not any(part.rows for part in batch.parts):
         raise ValueError(f"unsealed batch {_interval(batch)} is empty")
     if batch.seqno_lower != arrangement.seqno or batch.seqno_upper <= batch.seqno_lower:
@@ -41,8 +41,8 @@ def appended(arrangement: Arrangement, batch: UnsealedBatch) -> Rearrangement:
 
 
 def unsealed_between(arrangement: Arrangement, lower: int, upper: int | None = None) -> list[UnsealedBatch]:
-    """The batches that may hold updates at times in `[lower, upper)`, or from `lower` on without an `upper`.
-    The caller leaves out their other updates. `ValueError` if `upper` is before `lower`."""
+    """The batches that may have updates at times in `[lower, upper)`, or from `lower` on without an `upper`.
+    The caller filters their other updates. `ValueError` if `upper` is before `lower`."""
     if upper is not None and upper < lower:
         raise ValueError(f"upper {{{upper}}} is before lower {{{lower}}}")
     return [
@@ -53,10 +53,10 @@ def unsealed_between(arrangement: Arrangement, lower: int, upper: int | None = N
 
 
 def evicted(arrangement: Arrangement) -> Rearrangement | None:
-    """Drops the batches that lie wholly before the trace's upper; `None` if there are none."""
+    """Drops the batches wholly before the trace's upper; `None` if there are none."""
     upper = arrangement.trace_upper
-    gone = tuple(at for at, batch in arrangement.unsealed.items() if batch.time_greatest < upper)
-    return Rearrangement(drop_unsealed=gone) if gone else None
+    dropped = tuple(at for at, batch in arrangement.unsealed.items() if batch.time_greatest < upper)
+    return Rearrangement(drop_unsealed=dropped) if dropped else None
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Trim:
 
 
 def to_trim(arrangement: Arrangement) -> Trim | None:
-    """The oldest batch that lies partly before the trace's upper."""
+    """The oldest batch partly before the trace's upper."""
     upper = arrangement.trace_upper
     for batch in arrangement.unsealed.values():
         if batch.time_least < upper <= batch.time_greatest:
@@ -77,7 +77,7 @@ def to_trim(arrangement: Arrangement) -> Trim | None:
 
 
 def trimmed(arrangement: Arrangement, trim: Trim, batch: UnsealedBatch) -> Rearrangement | None:
-    """Replaces the batch that was to be trimmed by `batch`; `None` if it is no longer there."""
+    """Replaces the batch of the plan by `batch`; `None` if the arrangement no longer has it."""
     if arrangement.unsealed.get(trim.batch.seqno_lower) != trim.batch:
         return None
     return Rearrangement(unsealed={trim.batch.seqno_lower: batch})
@@ -109,7 +109,7 @@ class Drain:
 
 
 def to_drain(arrangement: Arrangement) -> Drain | None:
-    """Drain the updates that were sealed since the last drain; `None` if no batch holds any of them."""
+    """Drain the updates that were sealed since the last drain; `None` if no batch has any of them."""
     lower, upper = arrangement.trace_upper, arrangement.seal
     if lower == upper:
         return None
@@ -118,8 +118,8 @@ def to_drain(arrangement: Arrangement) -> Drain | None:
 
 
 def drained(arrangement: Arrangement, drain: Drain, batch: TraceBatch) -> Rearrangement | None:
-    """Makes `batch` the youngest of the trace; `None` if the trace has moved on. A batch without updates says
-    that all updates cancelled out, so that the unsealed batches can be evicted."""
+    """Makes `batch` the youngest of the trace; `None` if the trace has moved on. In a batch without updates
+    all updates cancelled out; then the unsealed batches can be evicted."""
     if arrangement.trace_upper != drain.lower:
         return None
     if (batch.lower, batch.upper, batch.since, batch.level) != (drain.lower, drain.upper, 0, 0):
@@ -153,13 +153,13 @@ def level_after(compaction: Compaction, updates: int) -> int:
 
 
 def compacted(arrangement: Arrangement, compaction: Compaction, batch: TraceBatch) -> Rearrangement | None:
-    """Replaces the two batches by `batch`; `None` if one of them is no longer there unchanged."""
+    """Replaces the two batches by `batch`; `None` if one of them has changed or is gone."""
     older, younger = compaction.older, compaction.younger
     if arrangement.trace.get(older.lower) != older or arrangement.trace.get(younger.lower) != younger:
         return None
     level = level_after(compaction, batch.updates)
-    wanted = (older.lower, younger.upper, compaction.since, level)
-    if (batch.lower, batch.upper, batch.since, batch.level) != wanted:
+    expected = (older.lower, younger.upper, compaction.since, level)
+    if (batch.lower, batch.upper, batch.since, batch.level) != expected:
         raise ValueError(f"{batch!r} is not what {compaction!r} asks for")
     return Rearrangement(trace={older.lower: batch}, drop_trace=(younger.lower,))
 
@@ -169,8 +169,8 @@ def compacted(arrangement: Arrangement, compaction: Compaction, batch: TraceBatc
 
 @dataclass(frozen=True)
 class Contents:
-    """The data that a snapshot reads: the trace, then the updates of these unsealed batches at or beyond
-    `trace_upper`; their other updates are in the trace. All times are advanced to `since`."""
+    """The data of a snapshot: the trace, and the updates of these unsealed batches at or beyond
+    `trace_upper`. Their other updates are in the trace. All times are advanced to `since`."""
 
     trace: tuple[TraceBatch, ...]
     unsealed: tuple[UnsealedBatch, ...]

@@ -1,5 +1,6 @@
-"""The background task of an `Indexed`: a step now and then, while anything changes, and the compactions that
-it asks for. A failure, with any exception, is logged and counted, and the work is repeated after a pause."""
+"""The background task of an `Indexed`: a regular step while anything changes, and the compactions that it
+requests. A failure, with any exception, is logged and counted, and the work is repeated after a pause.
+"""
 
 import asyncio
 import logging
@@ -23,15 +24,15 @@ class Background:
         self._maintenance = maintenance
         self._tasks: set[asyncio.Task[None]] = set()
         self._at_once = asyncio.Semaphore(core.stack.settings.compactions_max)
-        self._is_owed = False  # whether a round is due though nothing changed: work failed, or is answered
-        self._failing: dict[str, Backoff] = {}  # by stream whose compactions fail
+        self._is_owed = False  # whether a round is due without a change: after a failure or an answer
+        self._failing: dict[str, Backoff] = {}  # by stream with failing compactions
 
     def start(self) -> None:
         """Begin the rounds; `stop` ends them."""
         self._begin(self._run(), "steps of an Indexed")
 
     def stop(self) -> None:
-        """Cancel the rounds and compactions under way."""
+        """Cancel the running rounds and compactions."""
         for task in self._tasks:
             task.cancel()
 
@@ -63,7 +64,7 @@ class Background:
                 backoff.succeeded()
 
     async def _round(self) -> None:
-        """One round, and the begin of the compactions that it asks for; raises the first failure."""
+        """One round; begins the compactions that it requests, and raises the first failure."""
         self._is_owed = False
         requests, failure = await self._maintenance.round()
         for request in requests:
@@ -74,7 +75,7 @@ class Background:
     async def _compact(self, request: CompactionRequest) -> None:
         stream = request.stream
         response: CompactionResponse | Exception
-        if stream in self._failing:  # its request stays in flight: no step asks for another compaction
+        if stream in self._failing:  # its request stays in flight: no step requests another one
             await self._failing[stream].pause()
         try:
             async with self._at_once:
@@ -87,16 +88,16 @@ class Background:
         except Exception as error:
             self._failed(stream, error)
         else:
-            # A round that ran between the commit and the answer asked for nothing: the request was in flight.
+            # A round between the commit and the answer requested nothing, since the request was in flight.
             self._is_owed = True
             if not isinstance(response, Exception):
                 self._failing.pop(stream, None)
 
     def _failed(self, stream: str, error: Exception) -> None:
         failures = self._stack.supervisor.failures
-        what = f"a compaction of stream {stream!r} of {self._core.shard.label}, which is repeated,"
-        failures.report(what, error)
-        self._failing.setdefault(stream, Backoff(failures, what))
+        work = f"a compaction of stream {stream!r} of {self._core.shard.label}, which is repeated,"
+        failures.report(work, error)
+        self._failing.setdefault(stream, Backoff(failures, work))
         self._is_owed = True
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:

@@ -1,7 +1,7 @@
 """The commands that change the streams of an `Indexed` in the versioned state.
 
-Only the owner changes streams, one change after the other. So each change was decided on the very streams
-that it changes: the versions in between are made by readers, and touch no stream.
+Only the owner changes streams, one change after the other. Versions in between come from readers, and change
+no stream. So each change is decided on the same streams that it changes.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from aiopersist.state.streams import StreamsChanges
 
 
 class TakeOver(Struct, frozen=True):
-    """Become the owner; make the `Indexed` if it does not exist."""
+    """Become the owner; create the `Indexed` if it does not exist."""
 
     shard: str
     owner: str
@@ -37,11 +37,11 @@ class TakeOver(Struct, frozen=True):
 
 
 class ChangeStreams(Struct, frozen=True):
-    """Change the streams, if `owner` still owns them. The result is the seqno of the version that does it."""
+    """Change the streams, if `owner` still owns them. The result is the seqno of the new version."""
 
     owner: str
     changes: StreamsChanges
-    """The revision is one more than that of the streams on which the changes were decided."""
+    """Their revision is one more than that of the streams before."""
     schemas: Mapping[int, dict[str, Any]]
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
@@ -53,14 +53,14 @@ class ChangeStreams(Struct, frozen=True):
         )
 
     def happened(self, state: State) -> bool | None:
-        """Only the owner gives revisions. After another took over it is unknown: `None`."""
+        """Only the owner sets revisions. Unknown (`None`) after another has taken over."""
         if state.streams is None or _owner(state) != self.owner or self.changes.revision is None:
             return None
         return state.streams.revision >= self.changes.revision
 
 
 class Leave(Struct, frozen=True):
-    """Give up the ownership, if `owner` has it, so that the blobs it left behind can be swept."""
+    """Give up the ownership, if `owner` has it: then the sweep can delete its unused blobs."""
 
     owner: str
 

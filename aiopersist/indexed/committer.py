@@ -1,14 +1,14 @@
-"""Group commit: commands that arrive together become one version, in the order in which they were called.
+"""Group commit: commands that arrive together become one version, in the order of their calls.
 
 1. A command joins the queue before its call first waits. Its updates are converted while it is queued.
-2. The commands at the head of the queue that are ready are a *group*. They are applied to a draft of the
-   streams (`draft.py`), one after the other.
-3. The accepted updates are written: small ones into the version itself, others as blobs.
-4. One compare-and-set makes the draft durable. Only then do the callers return, refused ones too, and the
-   listeners hear of it. While it is on its way the next group gathers.
+2. The ready commands at the head of the queue are a *group*. They are applied to a draft of the streams
+   (`draft.py`), one after the other.
+3. The accepted updates are written: small ones into the version, others as blobs.
+4. One compare-and-set makes the draft durable. Only then all callers return, even refused ones, and the
+   listeners hear of it. Meanwhile the next group gathers.
 
-Reads use the durable state, never a draft, so a commit that failed has nothing to take back. If its outcome
-is unknown, it is settled before anything else is decided, as for every handle.
+Reads use the durable state, never a draft, so a failed commit has nothing to take back. A commit with an
+unknown outcome is settled before anything else is decided, as for every handle.
 """
 
 import asyncio
@@ -37,18 +37,18 @@ from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.queue import GroupQueue
 from aiopersist.state.streams import StreamsChanges
 
-AT_ONCE = 32  # small entries of a write that one turn of the loop converts
-COMMANDS_AT_ONCE = 256  # commands that one turn of the loop applies or answers: a few milliseconds at most
+AT_ONCE = 32  # small entries of a write converted in one turn of the event loop
+COMMANDS_AT_ONCE = 256  # commands applied or answered in one turn of the event loop: a few ms at most
 
 
 class QueuedCommand:
-    """A command in the queue, and the outcome that its call waits for."""
+    """A command in the queue, and the outcome for its call."""
 
     def __init__(self, command: StreamCommand, number: int, oldest: int, *, ready: bool) -> None:
         self.command = command
         self.number = number
         self.oldest = oldest
-        """The number of the first command that was not durable yet when this one was called."""
+        """The number of the first command that was not durable when this one was called."""
         self.ready = ready
         self.uploads: list[Upload] = []
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -57,7 +57,7 @@ class QueuedCommand:
         """Raise `error` in the call, if it still waits."""
         if not self.outcome.done():
             self.outcome.set_exception(error)
-            self.outcome.exception()  # marks it as seen
+            self.outcome.exception()  # marks it as retrieved
 
     def discard(self) -> None:
         """Delete the blobs that were uploaded for it: surely no version names them."""
@@ -66,7 +66,7 @@ class QueuedCommand:
 
 
 Discardable = QueuedCommand | RawParts
-"""What has uploaded blobs, and deletes them: surely no version names them."""
+"""Has uploaded blobs, and can delete them."""
 
 
 class Committer:
@@ -80,23 +80,22 @@ class Committer:
         self._group: list[QueuedCommand] = []
         self._called = 0
         self._failure: tuple[int, Exception] | None = None
-        """The last commit that failed: the number of its last command, and its error."""
+        """The last failed commit: the number of its last command, and its error."""
         self._slot = Slot()
         self._in_doubt: list[Discardable] = []
         """The uploads of the commit in the slot."""
 
     async def run(self, command: StreamCommand) -> Any:
-        """The command's result once it is durable, or its refusal. If the call is cancelled before its commit
-        began, the command is not applied."""
+        """The command's durable result, or its refusal. Nothing if cancelled before its commit begins."""
         return await self._outcome(self._enqueue(command, ready=True))
 
     async def write(self, entries: list[tuple[StreamUpdates, Any]]) -> int:
-        """Convert these updates and write them. Their order among other commands is that of this call."""
+        """Convert these updates and write them. The moment of this call sets their order among commands."""
         core, turn = self._core, self._core.stack.runtime.sleep
         pending = self._enqueue(command := WriteStream([rows for rows, _ in entries]), ready=False)
         try:
             for number, (rows, updates) in enumerate(entries):
-                schema_id = core.streams.names.get(rows.stream, 0)  # a stream that is not there is refused
+                schema_id = core.streams.names.get(rows.stream, 0)  # a missing stream is refused later
                 upload = Upload(core.shard, rows.schema, schema_id, core.check_owner(), ZERO, raw=True)
                 pending.uploads.append(upload)
                 await upload.take(updates)
@@ -114,8 +113,8 @@ class Committer:
         return seqno
 
     async def flush(self) -> None:
-        """Return once all earlier commands are durable; raise the error of their commit if it failed. An
-        earlier commit in doubt is settled first."""
+        """Return once all earlier commands are durable; raise the error of their commit if it failed. Settles
+        an earlier commit in doubt first."""
         if self._queue.waiting or self._group or self._slot.busy:
             await self.run(Barrier())
 
@@ -125,8 +124,8 @@ class Committer:
         for pending in [*self._group, *self._queue.take()]:
             if not pending.outcome.done():
                 begun = pending in self._group
-                why = "it was stopped before the answer of the store" if begun else "the Indexed was stopped"
-                pending.fail(Indeterminate(why) if begun else Stopped(why))
+                text = "it was stopped before the answer of the store" if begun else "the Indexed was stopped"
+                pending.fail(Indeterminate(text) if begun else Stopped(text))
                 if not begun:
                     pending.discard()
         self._group = []
@@ -152,7 +151,7 @@ class Committer:
             raise
 
     def _withdraw(self, pending: QueuedCommand) -> None:
-        """Remove a command that was cancelled, or cannot be stored, as if it was never called."""
+        """Remove a command that was cancelled or cannot be stored, as if it was never called."""
         self._queue.withdraw(pending)
         pending.outcome.cancel()
         pending.discard()
@@ -169,17 +168,16 @@ class Committer:
         return bool(group)
 
     def _ready(self) -> int:
-        """How many commands at the head of the queue are the next group: those that are ready."""
+        """How many commands at the head of the queue are ready, and so are the next group."""
         for number, pending in enumerate(self._queue.waiting):
-            if not pending.ready or (pending.command.alone and number):
+            if not pending.ready or (pending.command.is_exclusive and number):
                 return number
-            if pending.command.alone:
+            if pending.command.is_exclusive:
                 return 1
         return len(self._queue.waiting)
 
     def _failed_before(self, pending: QueuedCommand) -> bool:
-        """Whether a commit of commands before `pending`, on which it depends, failed: then its call gets that
-        error, and it is not applied."""
+        """Whether a commit that `pending` depends on failed: then its call gets that error."""
         if isinstance(pending.command, CONSUMING) or self._failure is None:
             return False
         last, error = self._failure
@@ -191,9 +189,9 @@ class Committer:
     # --- a group ---------------------------------------------------------------------------------
 
     async def _commit(self, group: list[QueuedCommand]) -> None:
-        """Make the group durable and answer its callers. The callers have got the error that it raises."""
+        """Make the group durable and answer its callers. Its errors have already gone to the callers."""
         uploads: list[Discardable] = [*group]
-        # Before the first await: from here on the commands may happen, also if their callers are gone.
+        # Before the first await: from here on the commands may happen, even if their callers are cancelled.
         for pending in group:
             pending.command.begun = True
         try:
@@ -244,10 +242,10 @@ class Committer:
         return draft.finish(dict(zip(draft.accepted, parts, strict=True)))
 
     async def _settle(self) -> None:
-        """Settle an earlier commit in doubt. If it happened, the listeners hear of it now."""
+        """Settle an earlier commit in doubt. If it happened, tell the listeners."""
         try:
             attempt = await settle(self._slot)
-        except Unknowable:  # another instance has taken over: the next commit says so
+        except Unknowable:  # another instance has taken over: the next commit raises `Fenced`
             self._in_doubt = []
             return
         except Error as error:

@@ -1,4 +1,4 @@
-"""What the parts of one `Indexed` share: its shard, its feed, its owner, its counters."""
+"""The state that the modules of one `Indexed` share: its shard, feed, owner and counters."""
 
 import asyncio
 from collections import Counter
@@ -35,8 +35,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, repr=False)
 class Stream(Generic[K, V]):
-    """A stream of an `Indexed`, as `register` and `load` return it: its name, and the schema by which its
-    keys and values are read and written."""
+    """A stream of an `Indexed`, from `register` or `load`: its name and schema."""
 
     name: str
     schema: Schema[K, V, int]
@@ -52,18 +51,18 @@ class Core:
         self.shard = shard
         self.stack = shard.stack
         self.owner = owner
-        """The id under which it changes streams; `None` for a reader."""
+        """The id with which it changes streams; `None` for a reader."""
         self.fenced: Fenced | None = None
-        """Set once it is known that another instance has taken over."""
+        """Set once this instance knows that another one has taken over."""
         self.feed = RecordFeed(shard, follows=owner is None)
         self.counts: Counter[str] = Counter()
         self.large_work = asyncio.Semaphore(shard.stack.settings.compactions_max)
-        """Surrounds work that takes the memory of a compaction."""
+        """Limits work that needs the memory of a compaction."""
         shard.register.on_news = lambda state: self._look_at_owner()
 
     @property
     def state(self) -> State:
-        """The newest durable state that this instance knows."""
+        """The newest durable state of this instance."""
         return self.shard.state
 
     @property
@@ -75,18 +74,18 @@ class Core:
 
     def arrangement(self, name: str) -> Arrangement:
         """The data of a stream; `UnknownStream`."""
-        found = self.streams.arrangements.get(name)
-        if found is not None:
-            return found
+        arrangement = self.streams.arrangements.get(name)
+        if arrangement is not None:
+            return arrangement
         destroyed = name in self.streams.destroyed
         raise UnknownStream(f"stream {name!r} {'was destroyed' if destroyed else 'was never registered'}")
 
     def schema(self, name: str) -> Schema[Any, Any, Any]:
-        """The stored schema of a stream that is there."""
+        """The stored schema of an existing stream."""
         return self.shard.schema(self.streams.names[name])
 
     def check_schema(self, stream: Stream[Any, Any]) -> None:
-        """`CodecMismatch` unless the stream is stored with the same schema; `UnknownStream`."""
+        """`CodecMismatch` unless the stored schema is the same; `UnknownStream`."""
         self.arrangement(stream.name)
         stored = self.schema(stream.name)
         if not stored.same_as(stream.schema):
@@ -94,7 +93,7 @@ class Core:
             raise CodecMismatch(stream.schema, stored, differences=text, shard_id=self.shard.id)
 
     def check_owner(self) -> str:
-        """The owner's id; `Fenced` if another instance is known to have taken over."""
+        """The owner's id; `Fenced` if this instance knows that another one has taken over."""
         if self.fenced is not None:
             raise Fenced(*self.fenced.args, shard_id=self.shard.id)
         if self.owner is None:
@@ -106,7 +105,7 @@ class Core:
             self.be_fenced(Fenced("another instance has taken over", shard_id=self.shard.id))
 
     def be_fenced(self, error: Fenced) -> None:
-        """From now on every call of this instance raises `error`, and its listeners end with it."""
+        """Let every later call of this instance raise `error`, and end its listeners with it."""
         if self.fenced is None:
             self.fenced = error
             self.feed.fail(error)
@@ -115,8 +114,8 @@ class Core:
     def inline_room(self) -> int:
         """Bytes that one version may still store inline."""
         settings = self.stack.settings
-        left = settings.indexed_inline_total_max_bytes - self.state.inline_bytes
-        return min(left, settings.inline_writes_total_max_bytes)
+        rest = settings.indexed_inline_total_max_bytes - self.state.inline_bytes
+        return min(rest, settings.inline_writes_total_max_bytes)
 
     def counters(self) -> dict[str, int | float]:
         """Counts of the contents, and of the work of this instance since it was opened."""

@@ -1,8 +1,7 @@
-"""The streams as a group of commands changes them, before the changes are durable. Pure.
+"""A draft of the streams: the effect of a group of commands, before it is durable. Pure.
 
-Commands are applied one after the other, in the order in which they were called. A refused command consumes a
-seqno and changes nothing else. When all are applied, the draft says which updates must be written, and then
-how the streams change.
+Commands are applied one after the other, in the order of their calls. A refused command consumes a seqno and
+changes nothing else. Afterwards the draft has the updates to write, and then the changes of the streams.
 """
 
 from abc import ABC, abstractmethod
@@ -36,21 +35,20 @@ class StreamUpdates:
     stream: str
     schema: Schema[Any, Any, Any]
     pieces: list[tuple[Any, int]] = field(default_factory=list)
-    """Tables, and hollow parts of updates that were too large to wait in memory, in order; with the goodbytes
-    of each."""
+    """In order: tables, and hollow parts of updates too large for memory; each with its goodbytes."""
     seen: Seen = field(default_factory=Seen)
     count: int = 0
     goodbytes: int = 0
 
 
 class StreamCommand(ABC):
-    """A command of a caller. It raises if it is refused; then it has consumed the seqno and changed nothing
-    else. A command that stands `alone` has a commit of its own."""
+    """A command of a caller. A refused one raises; then it has consumed a seqno and changed nothing else."""
 
     begun = False
-    """Whether a commit of the command was begun: if not, the command surely does not happen."""
+    """Whether a commit of the command has begun: if not, it surely does not happen."""
 
-    alone: ClassVar[bool] = False
+    is_exclusive: ClassVar[bool] = False
+    """Whether it needs a commit of its own."""
 
     @abstractmethod
     def __call__(self, draft: "Draft") -> Any: ...
@@ -60,7 +58,7 @@ class Draft:
     """See the header."""
 
     def __init__(self, state: State, stored: Callable[[int], Schema[Any, Any, Any]]) -> None:
-        """`stored` gives a schema of `state` by its id."""
+        """`stored` returns a schema of `state` by its id."""
         assert state.streams is not None
         self.seqno = state.streams.seqno
         self.accepted: dict[str, list[StreamUpdates]] = {}
@@ -82,13 +80,13 @@ class Draft:
     # --- streams ---------------------------------------------------------------------------------
 
     def find(self, name: str) -> Arrangement | None:
-        """The stream as the commands so far have left it."""
+        """The stream after the commands so far."""
         if name in self._destroyed:
             return None
         return self._touched.get(name) or self._streams.arrangements.get(name)
 
     def change(self, name: str, changes: Rearrangement | None) -> None:
-        """Apply these changes to a stream that is there."""
+        """Apply these changes to an existing stream."""
         if changes is not None:
             now = self.find(name)
             assert now is not None, name
@@ -99,9 +97,9 @@ class Draft:
         return name in self._destroyed or name in self._streams.destroyed
 
     def schema_id(self, name: str) -> int:
-        """The id of the schema of a stream that is there."""
-        found = self._names.get(name)
-        return self._streams.names[name] if found is None else found
+        """The id of the schema of an existing stream."""
+        created = self._names.get(name)
+        return self._streams.names[name] if created is None else created
 
     def check_schema(self, name: str, schema: Schema[Any, Any, Any]) -> None:
         """`CodecMismatch` unless the stream has the same schema."""
@@ -114,30 +112,30 @@ class Draft:
         return self._stored(schema_id) if record is None else Schema.from_record(record)
 
     def create(self, name: str, schema: Schema[Any, Any, Any]) -> None:
-        """Add a stream that was never there."""
-        known = (*self._stored_ids, *self.schemas)
-        schema_id = next((n for n in known if self._schema(n).same_as(schema)), None)
+        """Add a new stream."""
+        ids = (*self._stored_ids, *self.schemas)
+        schema_id = next((n for n in ids if self._schema(n).same_as(schema)), None)
         if schema_id is None:
-            schema_id = max(known, default=-1) + 1
+            schema_id = max(ids, default=-1) + 1
             self.schemas[schema_id] = schema.to_record()
         self._names[name] = schema_id
         self._touched[name] = Arrangement()
 
     def destroy(self, name: str) -> None:
-        """Remove a stream that is there."""
+        """Remove an existing stream."""
         self._destroyed.append(name)
         self._touched.pop(name, None)
         self.accepted.pop(name, None)
 
     def accept(self, rows: StreamUpdates) -> None:
-        """Take updates that are not refused."""
+        """Add updates that are not refused."""
         if rows.count:
             self.accepted.setdefault(rows.stream, []).append(rows)
 
     # --- the end ---------------------------------------------------------------------------------
 
     def finish(self, written: Mapping[str, tuple[HollowPart, ...]]) -> StreamsChanges | None:
-        """The changes of the streams, now that the accepted updates are in these parts; `None` for none."""
+        """The changes of the streams, with the accepted updates in the `written` parts; `None` for none."""
         for name, every in self.accepted.items():
             self.change(name, self._appended(name, every, written[name]))
         changed = {
@@ -145,14 +143,14 @@ class Draft:
             for name, after in self._touched.items()
             if (change := difference(self._streams.arrangements.get(name, NEW), after)) is not None
         }
-        gone = [name for name in self._destroyed if name in self._streams.names]
-        if not changed and not self._names and not gone and self.seqno == self._streams.seqno:
+        destroyed = [name for name in self._destroyed if name in self._streams.names]
+        if not changed and not self._names and not destroyed and self.seqno == self._streams.seqno:
             return None
         changes: dict[str, Any] = {"revision": self._streams.revision + 1, "seqno": self.seqno}
         if self._names:
             changes["names"] = self._names
-        if gone:
-            changes["destroyed"] = tuple(gone)
+        if destroyed:
+            changes["destroyed"] = tuple(destroyed)
         if changed:
             changes["arrangements"] = changed
         return StreamsChanges(**changes)
@@ -185,17 +183,17 @@ class WriteStream(StreamCommand):
     entries: list[StreamUpdates] = field(default_factory=list)
 
     def __call__(self, draft: Draft) -> int:
-        there = {rows.stream: draft.find(rows.stream) for rows in self.entries}
+        streams = {rows.stream: draft.find(rows.stream) for rows in self.entries}
         for rows in self.entries:
-            if there[rows.stream] is not None:
+            if streams[rows.stream] is not None:
                 draft.check_schema(rows.stream, rows.schema)
         seqno = draft.consume()
         for rows in self.entries:
-            found = there[rows.stream]
-            if found is None:
+            stream = streams[rows.stream]
+            if stream is None:
                 raise Refused(seqno, rows.stream, None, None)
-            if (time := rows.seen.first_below(found.seal)) is not None:
-                raise Refused(seqno, rows.stream, time, Antichain(found.seal))
+            if (time := rows.seen.first_below(stream.seal)) is not None:
+                raise Refused(seqno, rows.stream, time, Antichain(stream.seal))
         for rows in self.entries:
             draft.accept(rows)
         return seqno
@@ -211,11 +209,11 @@ class Seal(StreamCommand):
     def __call__(self, draft: Draft) -> int:
         seqno = draft.consume()
         for name in self.streams:
-            found = draft.find(name)
-            if found is None:
+            stream = draft.find(name)
+            if stream is None:
                 raise Refused(seqno, name, None, None)
-            if rules.sealed(found, self.time) is None:
-                raise Refused(seqno, name, self.time, Antichain(found.seal))
+            if rules.sealed(stream, self.time) is None:
+                raise Refused(seqno, name, self.time, Antichain(stream.seal))
         for name in self.streams:
             draft.change(name, Rearrangement(seal=self.time))
         return seqno
@@ -223,7 +221,7 @@ class Seal(StreamCommand):
 
 @dataclass(eq=False)
 class AllowCompaction(StreamCommand):
-    """Move all of these sinces, or none; one after the other, so a stream that is named twice does not go
+    """Move all of these sinces, or none; one after the other, so a stream that is listed twice does not go
     back. The result is the seqno."""
 
     sinces: tuple[tuple[str, int], ...]
@@ -231,12 +229,12 @@ class AllowCompaction(StreamCommand):
     def __call__(self, draft: Draft) -> int:
         seqno, moved = draft.consume(), dict[str, Arrangement]()
         for name, since in self.sinces:
-            found = moved.get(name) or draft.find(name)
-            if found is None:
+            stream = moved.get(name) or draft.find(name)
+            if stream is None:
                 raise Refused(seqno, name, None, None)
-            if (change := rules.compaction_allowed(found, since)) is None:
-                raise Refused(seqno, name, since, Antichain(found.since))
-            moved[name] = rearranged(change, found)
+            if (change := rules.compaction_allowed(stream, since)) is None:
+                raise Refused(seqno, name, since, Antichain(stream.since))
+            moved[name] = rearranged(change, stream)
         for name, after in moved.items():
             draft.change(name, Rearrangement(since=after.since))
         return seqno
@@ -260,10 +258,10 @@ class RegisterStream(StreamCommand):
 
 @dataclass(eq=False)
 class Destroy(StreamCommand):
-    """Forget the stream and its data for ever. The result says whether the stream was there. The command
-    stands alone, so that listeners hear of the updates before it."""
+    """Forget the stream and its data for ever. The result is `False` if it was destroyed before. It has a
+    commit of its own, so that listeners get the updates before it."""
 
-    alone = True
+    is_exclusive = True
     stream: str
 
     def __call__(self, draft: Draft) -> bool:
@@ -277,7 +275,7 @@ class Destroy(StreamCommand):
 
 @dataclass(eq=False)
 class Barrier(StreamCommand):
-    """Change nothing; its result comes once all earlier commands are durable."""
+    """Change nothing; the result comes once all earlier commands are durable."""
 
     def __call__(self, draft: Draft) -> None:
         return None
@@ -285,7 +283,7 @@ class Barrier(StreamCommand):
 
 @dataclass(eq=False)
 class Maintain(StreamCommand):
-    """Apply the results of a step that still fit. The result is the names of their streams."""
+    """Apply the results of a step that still fit. Returns the names of their streams."""
 
     transitions: Iterable[tuple[str, "Transition"]]
 
@@ -295,7 +293,7 @@ class Maintain(StreamCommand):
             now = draft.find(name)
             try:
                 changes = transition(now) if now is not None else None
-            except ValueError:  # not a result of that plan: it fits nowhere
+            except ValueError:  # not a result of that plan
                 changes = None
             if changes is not None:
                 draft.change(name, changes)
@@ -304,7 +302,6 @@ class Maintain(StreamCommand):
 
 
 class Transition(Protocol):
-    """The changes by which a result is applied to the arrangement as it is now; `None` if it no longer
-    fits."""
+    """The changes that apply a result to the current arrangement; `None` if it no longer fits."""
 
     def __call__(self, arrangement: Arrangement, /) -> Rearrangement | None: ...

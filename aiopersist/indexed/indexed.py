@@ -1,4 +1,4 @@
-"""The public calls of an `Indexed`: many named streams in one durable state, which are sealed together.
+"""The public calls of an `Indexed`: many named streams in one durable state, sealed together.
 
 async with client.indexed("orders") as ix:
     placed = await ix.register("placed", str, int)
@@ -35,7 +35,7 @@ from aiopersist.shard.shard import Shard
 K = TypeVar("K")
 V = TypeVar("V")
 
-TURNS = 4  # of the loop, from the outcome of a command to the end of its call
+TURNS = 4  # of the event loop, from the outcome of a command to the end of its call
 
 
 class IndexedScope(Scope):
@@ -48,14 +48,14 @@ class IndexedScope(Scope):
 class Indexed(Resource):
     """Many named streams that are sealed together. Serves many tasks at once.
 
-    One instance at a time may change the streams: opening takes over from the instance before, whose calls
-    are `Fenced` from its next commit on. An instance that is opened `readonly` follows along: each call reads
-    the head first, and calls that change anything are `InvalidUsage`.
+    One instance at a time may change the streams: a new one takes over, and the calls of the earlier one are
+    `Fenced` from its next commit on. A `readonly` instance follows: each call reads the head first, and calls
+    that change anything are `InvalidUsage`.
 
-    Each command (`write`, `seal`, `allow_compaction`) takes the next seqno, in the order of the calls, also
-    if it is `Refused`. Commands that arrive together are made durable by one compare-and-set: one request,
-    after one request per part of large updates. Reads see only durable data. If the outcome of a command
-    is unknown (`Indeterminate`), it is settled before anything else is done.
+    Each command (`write`, `seal`, `allow_compaction`) takes the next seqno, in the order of the calls, even
+    if it is `Refused`. One compare-and-set makes all commands durable that arrive together: one request,
+    after one request per part of large updates. Reads see only durable data. An unknown outcome
+    (`Indeterminate`) is settled before the next command.
 
     After `stop`, every call is `Stopped`.
     """
@@ -82,7 +82,7 @@ class Indexed(Resource):
     async def register(self, name: str, key: Any, val: Any) -> "Stream[Any, Any]": ...
 
     async def register(self, name: str, key: Any, val: Any) -> "Stream[Any, Any]":
-        """The stream of that name, created with seal and since at 0 if it does not exist. `key` and `val` are
+        """The stream of that name; creates it with seal and since at 0 if it does not exist. `key` and `val`
         as for a `Schema`. `CodecMismatch` if the stream has other types, `UnknownStream` if it was destroyed.
         One commit for a new stream."""
         with self._call(changes=True):
@@ -113,23 +113,23 @@ class Indexed(Resource):
         """Forget a stream and its data for ever. Returns `True`, or `False` if it was destroyed before. Its
         listeners end; open snapshots stay. `UnknownStream` if it was never registered. One commit."""
         with self._call(changes=True):
-            gone: bool = await self._committer.run(Destroy(_name(name)))
-            return gone
+            destroyed: bool = await self._committer.run(Destroy(_name(name)))
+            return destroyed
 
     async def description(self, name: "str | Stream[Any, Any]") -> Description:
         """The description of the stream: its lower is 0, its upper the seal. `UnknownStream`."""
         with self._call():
             await self._now()
-            found = self._core.arrangement(_name(name))
-            return Description(0, found.seal, found.since)
+            arrangement = self._core.arrangement(_name(name))
+            return Description(0, arrangement.seal, arrangement.since)
 
     # --- commands --------------------------------------------------------------------------------
 
     async def write(self, updates: "Iterable[tuple[Stream[Any, Any], GivenUpdates[Any, Any]]]") -> int:
-        """Write to several streams, all or nothing: pairs of a stream and updates, as `compare_and_append`
-        takes them, in any order of times. Returns the seqno once the write is durable. `Refused` if a time is
-        before its stream's seal, or a stream does not exist; `InvalidUpdate` for updates that cannot be
-        stored, which takes no seqno. Later commands wait until all updates were read from an iterator."""
+        """Write to several streams, all or nothing: pairs of a stream and updates, as for
+        `compare_and_append`, in any order of times. Returns the seqno once the write is durable. `Refused` if
+        a time is before its stream's seal, or a stream does not exist. `InvalidUpdate` for updates that
+        cannot be stored; this takes no seqno. Later commands wait for the end of all iterators of updates."""
         with self._call(changes=True):
             pairs = _pairs(updates, "updates")
             entries = [
@@ -155,8 +155,8 @@ class Indexed(Resource):
     # --- reading ---------------------------------------------------------------------------------
 
     def snapshot(self, stream: "Stream[K, V]") -> Opening[StreamSnapshot[K, V]]:
-        """The stream as it is durable now. Close it when you are done. No request for the owner; one for a
-        `readonly` instance."""
+        """The durable contents of the stream now. Close the snapshot after use. No request for the owner; one
+        for a `readonly` instance."""
 
         async def open_snapshot() -> StreamSnapshot[K, V]:
             with self._call():
@@ -187,45 +187,45 @@ class Indexed(Resource):
             return view_of(self._core.arrangement(name), in_flight=self._maintenance.in_flight(name))
 
     def counters(self) -> dict[str, int | float]:
-        """Sizes, as far as this instance knows, and counts of its work since it was opened. No request."""
+        """Sizes in the newest state of this instance, and counts of its work since it opened. No request."""
         self._check()
         return self._core.counters()
 
     # --- maintenance -----------------------------------------------------------------------------
 
     async def step(self) -> list[CompactionRequest]:
-        """One round of maintenance by hand: sealed updates move to the traces and leave the unsealed batches,
-        and garbage is collected if it is due. Returns the compactions that are due. Does all that it can,
-        then raises the first failure. No request if there is nothing to do."""
+        """One round of maintenance by hand: moves sealed updates from the unsealed batches to the traces, and
+        collects garbage if it is due. Returns the compactions that are due. Does all that it can, then raises
+        the first failure. No request if there is nothing to do."""
         with self._call(changes=True):
             return await self._maintenance.step()
 
     async def compact(self, request: CompactionRequest) -> CompactionResponse:
-        """Carry out a compaction that `step` returned; hand the result, or the error, to `apply`. Requests
-        for every part that is read or written."""
+        """Carry out a compaction that `step` returned; pass the result or the error to `apply`. Requests for
+        every part that is read or written."""
         with self._call(changes=True):
             if not isinstance(request, CompactionRequest):
-                raise InvalidUsage(UsageKind.INVALID_TYPE, f"{shown(request)} is no request of a step")
+                raise InvalidUsage(UsageKind.INVALID_TYPE, f"{shown(request)} is not a CompactionRequest")
             await self._committer.flush()
             return await self._maintenance.compact(request)
 
     async def apply(
         self, stream: "str | Stream[Any, Any]", response: CompactionResponse | BaseException
     ) -> None:
-        """Replace the inputs of a compaction by its result. A result that no step asked for, or that no
+        """Replace the inputs of a compaction by its result. A result that no step requested, or that no
         longer fits, changes nothing and is counted. After an error a later step returns the request again.
         One commit."""
         with self._call(changes=True):
             if not isinstance(response, CompactionResponse | BaseException):
-                raise InvalidUsage(UsageKind.INVALID_TYPE, f"{shown(response)} is no response, and no error")
+                raise InvalidUsage(UsageKind.INVALID_TYPE, f"{shown(response)} is no response and no error")
             await self._committer.flush()
             await self._maintenance.apply(_name(stream), response)
 
     # --- the end ---------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Commit the pending commands, end the listeners, and give up the ownership. If the commit fails its
-        callers get the error, and the `Indexed` stops nevertheless. Idempotent."""
+        """Commit the pending commands, end the listeners, and give up the ownership. If the commit fails, its
+        callers get the error, and the `Indexed` still stops. Idempotent."""
         if self._stopping is None:
             self._scope.check_place()
             self._stopping = self._stack.supervisor.spawn(self._stop(), "stop an Indexed")
@@ -245,14 +245,14 @@ class Indexed(Resource):
             await self._stack.runtime.sleep(0)
         self._core.feed.end()
         self._scope.close()
-        async with AsyncExitStack() as steps:  # the last one first; all of them, even if one fails
+        async with AsyncExitStack() as steps:  # the last step runs first; all run, even if one fails
             steps.push_async_callback(self._shard.hold.release)
             steps.push_async_callback(self._maintenance.garbage.registration.release)
             if self._core.owner is not None and self._core.fenced is None:
                 leave = Leave(self._core.owner)
                 steps.push_async_callback(commit, self._shard.register, leave)
 
-    # --- what all calls do -----------------------------------------------------------------------
+    # --- common to all calls ---------------------------------------------------------------------
 
     def _call(self, *, changes: bool = False) -> Any:
         self._check()
@@ -268,8 +268,7 @@ class Indexed(Resource):
             self._core.check_owner()
 
     async def _now(self) -> None:
-        """Bring the state in memory up to everything that was durable, or called before, when this call
-        began."""
+        """Bring the state in memory up to date: with all that was durable, or called, before this call."""
         if self._core.owner is not None:
             await self._committer.flush()
         else:
@@ -307,26 +306,26 @@ def _name(value: "str | Stream[Any, Any]") -> str:
 
 
 def _time(value: "Antichain | Time") -> int:
-    found = shaped(value, None)
-    if not found.elements:
+    bound = shaped(value, None)
+    if not bound.elements:
         raise InvalidUsage(UsageKind.INVALID_TIME, "the time may not be the empty frontier {}", time=value)
-    time = found.time
+    time = bound.time
     assert isinstance(time, int)
     return time
 
 
-def _iterable(values: Any, what: str) -> Iterable[Any]:
+def _iterable(values: Any, argument: str) -> Iterable[Any]:
     if isinstance(values, Stream) or not isinstance(values, Iterable):
-        raise InvalidUsage(UsageKind.INVALID_TYPE, f"{what} is {shown(values)}, not a list", value=values)
+        raise InvalidUsage(UsageKind.INVALID_TYPE, f"{argument} is {shown(values)}, not a list", value=values)
     return values
 
 
-def _pairs(values: Any, what: str) -> list[tuple[Any, Any]]:
-    found = []
-    for pair in _iterable(values, what):
+def _pairs(values: Any, argument: str) -> list[tuple[Any, Any]]:
+    pairs = []
+    for pair in _iterable(values, argument):
         if not isinstance(pair, tuple | list) or isinstance(pair, Stream) or len(pair) != 2:
-            text = f"{what} has {shown(pair)}, not a pair with a stream"
+            text = f"{argument} has {shown(pair)}, not a pair with a stream"
             raise InvalidUsage(UsageKind.INVALID_TYPE, text, value=pair)
         first, second = pair  # an iterator may fill one list anew for each
-        found.append((first, second))
-    return found
+        pairs.append((first, second))
+    return pairs

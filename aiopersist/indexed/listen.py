@@ -1,8 +1,9 @@
 """Listeners of a stream: per commit its new updates, then the time to which it is sealed.
 
-A *feed* tells its listeners of each version that changes streams, once and in order. The owner's commits tell
-the owner's feed, without any I/O; a reader's feed reads the versions, once for all its listeners. A listener
-hears only metadata: it fetches the updates when they are taken, and pins the versions it has not taken yet.
+A *feed* tells its listeners of each version that changes streams, once and in order. The owner's commits go
+to the owner's feed without any I/O; a reader's feed reads the versions, once for all its listeners. A
+listener queues only metadata: it fetches the updates when the user takes them, and pins the versions until
+then.
 """
 
 import asyncio
@@ -57,14 +58,14 @@ class RecordFeed:
         self._following: asyncio.Task[None] | None = None
 
     def add(self, listener: "Listener[Any, Any]") -> None:
-        """Tell the listener of all versions after the one that is known now."""
+        """Tell the listener of all versions after the newest one here."""
         if not self._listeners:
             self._at = self._shard.state.seqno
         self._listeners.setdefault(listener.stream, set()).add(listener)
         self.follow()
 
     def remove(self, listener: "Listener[Any, Any]") -> None:
-        """Tell the listener nothing more. Idempotent."""
+        """Stop telling the listener. Idempotent."""
         others = self._listeners.get(listener.stream, set())
         others.discard(listener)
         if not others:
@@ -78,22 +79,22 @@ class RecordFeed:
         self._at = max(self._at, seqno)
         for name, listeners in list(self._listeners.items()):
             events = _events(name, seqno, changes)
-            gone = changes is not None and name in changes.destroyed
+            destroyed = changes is not None and name in changes.destroyed
             for listener in list(listeners):
-                listener.hear(seqno, events, ends=gone)
+                listener.hear(seqno, events, ends=destroyed)
 
     def fail(self, error: Error) -> None:
-        """End all listeners with `error`; the events that they have heard of may still be taken."""
+        """End all listeners with `error`; they still deliver queued events."""
         for listener in self._every():
             listener.fail(error, keep=True)
 
     def end(self) -> None:
-        """End all listeners; the events that they have heard of may still be taken."""
+        """End all listeners; they still deliver queued events."""
         for listener in self._every():
             listener.finish()
 
     def follow(self) -> None:
-        """Read the versions, if this feed does. After a failure the next wait begins again."""
+        """Read the versions, if this is a reader's feed. After a failure the next wait starts again."""
         if self._follows and self._listeners and (self._following is None or self._following.done()):
             supervisor = self._shard.stack.supervisor
             self._following = supervisor.background(self._follow(), "follow the versions of an Indexed")
@@ -113,14 +114,14 @@ class RecordFeed:
                 raise
 
     async def _skip(self) -> None:
-        """Go on with the first version that is left; listeners that missed an earlier version end."""
+        """Continue with the first stored version; listeners that missed an earlier version end."""
         versions = await self._shard.stack.consensus.scan(self._shard.register.key, 0, 1)
         if not versions:
             return
         self._at = max(self._at, versions[0].seqno - 1)
         for listener in self._every():
             if listener.after < self._at:
-                text = "versions that the listener has not read are gone: take a snapshot and listen again"
+                text = "versions were deleted before the listener read them: take a snapshot and listen again"
                 listener.fail(LeaseExpired(text, shard_id=self._shard.id))
 
     def _every(self) -> "list[Listener[Any, Any]]":
@@ -135,9 +136,9 @@ class RecordFeed:
             size = sum(len(version.data) for version in versions)
             diffs = await stack.compute_few(size, decoded, versions, self._shard.id)
             for diff in diffs:
-                if diff.seqno == self._at + 1:  # otherwise it was read meanwhile
+                if diff.seqno == self._at + 1:  # not read meanwhile
                     self.publish(diff.seqno, diff.changes.streams)
-                    await stack.runtime.sleep(0)  # listeners may take it, before more comes
+                    await stack.runtime.sleep(0)  # listeners may take it before the next one
 
 
 def _events(name: str, seqno: int, changes: StreamsChanges | None) -> Events | None:
@@ -151,10 +152,10 @@ def _events(name: str, seqno: int, changes: StreamsChanges | None) -> Events | N
 
 
 class Listener(Resource, Generic[K, V]):
-    """An async iterator of `Records` and `Sealed`. A wait may be cancelled and repeated: nothing is lost. It
-    ends when the stream is destroyed or the `Indexed` is stopped. `LeaseExpired` if it fell behind, `Fenced`
-    if another instance has taken over from its own. A request per part that is not inline; in a `readonly`
-    instance the listeners also read the new versions, once for all."""
+    """An async iterator of `Records` and `Sealed`. A wait may be cancelled and repeated without losing any.
+    It ends when the stream is destroyed or the `Indexed` is stopped. `LeaseExpired` if it fell behind,
+    `Fenced` if another instance has taken over. A request per part that is not inline; the listeners of a
+    `readonly` instance also read the new versions, once for all."""
 
     def __init__(self, stream: str, fetch: Fetch, feed: RecordFeed, reader: str, queue_max: int) -> None:
         self.stream = stream
@@ -164,9 +165,9 @@ class Listener(Resource, Generic[K, V]):
         self._reader = reader
         self._queue_max = queue_max
         self._queue: deque[Events] = deque()
-        self._batch_is_told = False  # that of the first events in the queue
+        self._batch_is_delivered = False  # of the first events in the queue
         self.after = fetch.shard.state.seqno
-        """The seqno of the last version that it has heard of."""
+        """The seqno of the last version that the feed told it of."""
         self._unpin: Callable[[], None] = fetch.shard.register.pin(fetch.shard.state.seqno)
         self._woken = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -184,12 +185,12 @@ class Listener(Resource, Generic[K, V]):
                 while not self._queue:
                     await self._wait()
                 events = self._queue[0]
-                if events.batch is not None and not self._batch_is_told:
+                if events.batch is not None and not self._batch_is_delivered:
                     parts = of_unsealed([events.batch])
                     records = await self._fetch.updates(parts, Selection(), self._reader)
                     if self._failure is not None and not self._queue:
                         raise self._failure
-                    self._batch_is_told = True  # no await from here
+                    self._batch_is_delivered = True  # no await from here
                     self._take(done=events.seal is None)
                     return Records(records)
                 assert events.seal is not None
@@ -209,15 +210,15 @@ class Listener(Resource, Generic[K, V]):
         await self._woken.wait()
 
     def _take(self, *, done: bool) -> None:
-        """Leave the first events of the queue, if all of them are `done`."""
+        """Remove the first events from the queue if all of them are `done`."""
         if done:
-            self._batch_is_told = False
+            self._batch_is_delivered = False
             self._move_pin(self._queue.popleft().seqno)
 
     # --- called by the feed ----------------------------------------------------------------------
 
     def hear(self, seqno: int, events: Events | None, *, ends: bool) -> None:
-        """Hear of one version, by its events for this stream."""
+        """Queue the events of one version for this stream."""
         if seqno <= self.after or self._ended or self._failure is not None:
             return
         self.after = seqno
@@ -233,7 +234,7 @@ class Listener(Resource, Generic[K, V]):
         self._woken.set()
 
     def finish(self) -> None:
-        """End; the events in the queue may still be taken."""
+        """End; deliver the events in the queue first."""
         self._ended = True
         self._feed.remove(self)
         if not self._queue:
@@ -251,13 +252,13 @@ class Listener(Resource, Generic[K, V]):
         self._woken.set()
 
     def interrupt(self, error: Exception) -> None:
-        """Raise `error` in the call that waits; the next call waits again."""
+        """Raise `error` in the waiting call; the next call waits again."""
         if self._turn.locked():
             self._interruption = error
             self._woken.set()
 
     async def aclose(self) -> None:
-        """Give up the events that were not taken. Idempotent."""
+        """Stop, and drop the events in the queue. Idempotent."""
         self._scope.close()
         self._queue.clear()
         self.finish()
@@ -271,8 +272,7 @@ class Listener(Resource, Generic[K, V]):
 
 
 class Listening(NamedTuple, Generic[K, V]):
-    """A snapshot and the listener of all later events. May be unpacked, and entered: that closes both at
-    the end."""
+    """A snapshot and the listener of all later events. Unpack it, or use `async with`, which closes both."""
 
     snapshot: StreamSnapshot[K, V]
     listener: Listener[K, V]

@@ -1,10 +1,10 @@
-"""One round of maintenance of all streams, and compactions, which the caller of the round carries out.
+"""Rounds of maintenance of all streams, and compactions, which the caller of a round carries out.
 
-A step drains, evicts, trims, asks for compactions, and collects garbage. The state in memory says what is to
-be done; if nothing is, no store is touched. Writes go on meanwhile.
+A step drains, evicts, trims, requests compactions, and collects garbage. The state in memory decides which of
+these are due; if none is, there is no request to a store. Writes continue meanwhile.
 
-*Compactions.* At most one of a stream is in flight. Each instance knows its own requests only: a response to
-a request of another instance changes nothing.
+*Compactions.* At most one per stream is in flight. Each instance has only its own requests: a response to a
+request of another instance changes nothing.
 """
 
 import asyncio
@@ -34,21 +34,21 @@ from aiopersist.state.streams import Arrangement, Rearrangement, TraceBatch, dif
 T = TypeVar("T")
 
 AT_ONCE = 4  # drains and trims: as many as there are worker threads
-RESULTS_PER_COMMIT = 256  # so that a version has a few MB at most
-COLLECTION_VERSIONS = 4  # versions that a collection itself writes after its rollup, and one more
+RESULTS_PER_COMMIT = 256  # keeps a version at a few MB
+COLLECTION_VERSIONS = 4  # versions that a collection writes after its rollup, and one more
 
 
 @dataclass(frozen=True, eq=False)
 class CompactionRequest:
-    """A compaction that a step asks for: two batches of the trace of `stream` are to be one. The instance
-    that asked for it takes the response, once."""
+    """A compaction that a step requests: of two batches of the trace of `stream` to one. The requesting
+    instance accepts one response."""
 
     stream: str
     plan: Compaction = field(repr=False)
 
     @property
     def updates(self) -> int:
-        """How many updates are to be read."""
+        """How many updates it reads."""
         return self.plan.older.updates + self.plan.younger.updates
 
 
@@ -60,12 +60,12 @@ class CompactionResponse:
     batch: TraceBatch = field(repr=False)
     seconds: float
     discard: Callable[[], object] = field(repr=False)
-    """Deletes the output, as long as no version can name it."""
+    """Deletes the output, if no version can name it."""
     was_handed_in: bool = False
 
 
 class Result(NamedTuple):
-    """A result for a stream, and how to delete it if it is not applied."""
+    """A result for a stream, and its deletion if it is not applied."""
 
     stream: str
     transition: Transition
@@ -81,19 +81,19 @@ class StreamsMaintenance:
         self._committer = committer
         self._turn = asyncio.Lock()
         self._in_flight: dict[str, CompactionRequest] = {}
-        self._room = InlineRoom(0)  # shared by all trims of a round
-        self._answered: set[str] = set()  # streams whose response is being committed
-        self._found_nothing: dict[str, Drain] = {}  # by stream, the last drain that found no updates
+        self._room = InlineRoom(0)  # for all trims of a round
+        self._answered: set[str] = set()  # streams with a response in a running commit
+        self._empty_drains: dict[str, Drain] = {}  # by stream, the last drain without updates
 
     def in_flight(self, stream: str) -> bool:
-        """Whether a compaction of that stream was asked for, and not answered yet."""
+        """Whether a compaction of that stream was requested and not answered yet."""
         return stream in self._in_flight
 
     # --- a step ----------------------------------------------------------------------------------
 
     async def step(self) -> list[CompactionRequest]:
-        """One round; returns the compactions that it asks for. It does all that it can, then raises the first
-        failure, and asks for no compaction."""
+        """One round; returns the compactions that it requests. After a failure it does all other work, then
+        raises the first failure, and requests no compaction."""
         requests, failure = await self.round()
         if failure is not None:
             self.withdraw(requests)
@@ -101,8 +101,8 @@ class StreamsMaintenance:
         return requests
 
     async def round(self) -> tuple[list[CompactionRequest], Exception | None]:
-        """All work of a step: returns the compactions that it asks for, and the first failure. Raises only
-        if it could not begin."""
+        """All work of a step; its compaction requests and first failure. Raises only if it could not
+        begin."""
         failures: list[Exception] = []
         try:
             async with self._turn:
@@ -128,15 +128,15 @@ class StreamsMaintenance:
             return None
 
     async def collect(self) -> None:
-        """One round of garbage collection. Before it, a heartbeat releases the blobs that closed snapshots of
-        this instance held: its own reader would keep them."""
+        """One round of garbage collection. Before it, a heartbeat releases the blobs of closed snapshots,
+        which the reader of this instance would still keep."""
         hold = self._core.shard.hold
         with suppress(LeaseExpired):  # then the reader keeps nothing
             await hold.heartbeat()
         await self.garbage.collect()
 
     def withdraw(self, requests: Iterable[CompactionRequest]) -> None:
-        """Drop requests that are not carried out, so that a later round asks again."""
+        """Drop requests that are not carried out; a later round makes them again."""
         for request in requests:
             if self._in_flight.get(request.stream) is request:
                 del self._in_flight[request.stream]
@@ -156,7 +156,7 @@ class StreamsMaintenance:
         plans: list[tuple[str, Drain | None]] = []
         for name, now in self._arrangements():
             plan = rules.to_drain(now)
-            if plan is not None and plan != self._found_nothing.get(name):
+            if plan is not None and plan != self._empty_drains.get(name):
                 plans.append((name, plan))
             elif rules.evicted(now) is not None:
                 plans.append((name, None))
@@ -167,15 +167,15 @@ class StreamsMaintenance:
         return [(name, plan) for name, plan in plans if plan is not None]
 
     def _requests(self) -> list[CompactionRequest]:
-        asked, there = [], self._core.streams.arrangements
-        for known in (self._in_flight, self._found_nothing):
-            for name in known.keys() - there.keys():
-                del known[name]
+        requests, arrangements = [], self._core.streams.arrangements
+        for by_stream in (self._in_flight, self._empty_drains):
+            for name in by_stream.keys() - arrangements.keys():
+                del by_stream[name]
         for name, now in self._arrangements():
             if name not in self._in_flight and (plan := rules.to_compact(now)) is not None:
-                asked.append(CompactionRequest(name, plan))
-        self._in_flight |= {request.stream: request for request in asked}
-        return asked
+                requests.append(CompactionRequest(name, plan))
+        self._in_flight |= {request.stream: request for request in requests}
+        return requests
 
     async def _carry_out(
         self,
@@ -184,30 +184,29 @@ class StreamsMaintenance:
         failures: list[Exception],
     ) -> None:
         """Carry out all plans, and apply the results, many by one commit."""
-        made: list[Result] = []
+        results: list[Result] = []
 
         async def one(name: str, plan: T) -> None:
-            if name in self._core.streams.arrangements:  # otherwise it was destroyed meanwhile
+            if name in self._core.streams.arrangements:  # not destroyed meanwhile
                 result = await self._attempt(partial(carry_out, name, plan), failures)
-                made.extend([result] if result is not None else [])
+                results.extend([result] if result is not None else [])
 
         try:
             await run_bounded(AT_ONCE, [partial(one, *plan) for plan in plans])
-            while made:
-                some, made[:] = made[:RESULTS_PER_COMMIT], made[RESULTS_PER_COMMIT:]
-                await self._attempt(partial(self._apply_results, some), failures)
+            while results:
+                chunk, results[:] = results[:RESULTS_PER_COMMIT], results[RESULTS_PER_COMMIT:]
+                await self._attempt(partial(self._apply_results, chunk), failures)
         finally:
-            for result in made:
+            for result in results:
                 result.discard()
 
     async def _apply_results(self, results: list[Result]) -> set[str]:
-        """Apply results by one commit; returns the streams of those that were applied. Deletes the others,
-        if surely not applied."""
+        """Apply results by one commit; returns their streams. Deletes those that surely were not applied."""
         command = Maintain([(result.stream, result.transition) for result in results])
         applied: set[str] | None = None
         try:
-            applied = found = set[str](await self._committer.run(command))
-            return found
+            applied = names = set[str](await self._committer.run(command))
+            return names
         except (StorageUnavailable, Fenced):  # the commit surely did not happen
             applied = set()
             raise
@@ -225,7 +224,7 @@ class StreamsMaintenance:
         async with self._turn_if_large(context, of_unsealed(plan.batches)):
             output = await work.drain(context, plan)
         if output is None:
-            self._found_nothing[name] = plan
+            self._empty_drains[name] = plan
             return Result(name, rules.evicted)
         return Result(name, partial(_drained_and_evicted, plan, output.batch), self._discarding(output))
 
@@ -243,11 +242,11 @@ class StreamsMaintenance:
     def _turn_if_large(
         self, context: StreamContext, parts: Sequence[Named]
     ) -> AbstractAsyncContextManager[object]:
-        """Large work goes one after the other."""
+        """A context that limits large work."""
         return self._core.large_work if context.is_large(parts) else nullcontext()
 
     async def _explained(self, error: Exception) -> Exception:
-        """The error to raise for `error`: a blob may be gone because another instance has taken over and
+        """The error to raise for `error`: a blob may be missing because another instance has taken over and
         deleted it."""
         if not isinstance(error, Corruption | LeaseExpired):
             return error
@@ -258,7 +257,7 @@ class StreamsMaintenance:
             return reason
         if isinstance(error, Corruption):
             return error
-        text = f"a part that the newest version names is not there: {error}"
+        text = f"a part that the newest version names is missing: {error}"
         return Corruption(text, shard_id=self._core.shard.id)
 
     def _context(self, name: str) -> StreamContext:
@@ -270,12 +269,12 @@ class StreamsMaintenance:
 
     def _discarding(self, output: Output) -> Callable[[], object]:
         spawn = self._core.stack.supervisor.spawn
-        return lambda: spawn(output.discard(), "delete parts that are not wanted")
+        return lambda: spawn(output.discard(), "delete parts that are not needed")
 
     # --- compactions -----------------------------------------------------------------------------
 
     async def compact(self, request: CompactionRequest) -> CompactionResponse:
-        """Carry out a request. It is not applied yet."""
+        """Carry out a request, without applying it."""
         self._core.arrangement(request.stream)
         began = self._core.stack.runtime.monotonic()
         context, plan = self._context(request.stream), request.plan
@@ -288,15 +287,15 @@ class StreamsMaintenance:
         return CompactionResponse(request, output.batch, seconds, self._discarding(output))
 
     async def apply(self, stream: str, response: CompactionResponse | BaseException) -> None:
-        """Hand in the response to a request. Output that surely is not applied, now or later, is deleted."""
+        """Take the response to a request. Deletes output that surely never is applied."""
         counts, request = self._core.counts, self._in_flight.get(stream)
         if stream not in self._core.streams.arrangements:
             self._in_flight.pop(stream, None)
             request = None
-        mine = isinstance(response, BaseException) or (
+        is_expected = isinstance(response, BaseException) or (
             response.request is request and not response.was_handed_in
         )
-        if request is None or not mine or stream in self._answered:
+        if request is None or not is_expected or stream in self._answered:
             counts["unexpected_responses"] += 1
             self._discard_if_useless(response)
             return
@@ -307,7 +306,7 @@ class StreamsMaintenance:
         await self._apply(response)
 
     def _discard_if_useless(self, response: CompactionResponse | BaseException) -> None:
-        """Delete the output of a response whose request is no longer in flight: it never will be again."""
+        """Delete the output of a response whose request is no longer in flight."""
         if isinstance(response, BaseException) or response.was_handed_in:
             return
         if self._in_flight.get(response.request.stream) is not response.request:

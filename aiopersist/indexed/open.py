@@ -1,4 +1,4 @@
-"""Opens an `Indexed`: to own it, or to follow along."""
+"""Opens an `Indexed`, to own it or to follow it."""
 
 from aiopersist.base.resource import Opening, Scope
 from aiopersist.indexed.commands import Leave, TakeOver
@@ -22,13 +22,12 @@ def open_indexed(shards: Shards, name: str, *, readonly: bool, background: bool)
 
 
 async def _opened(stack: Stack, scope: Scope, name: str, *, readonly: bool, background: bool) -> Indexed:
-    """The `Indexed` of that name. It has its own view of the state, so it sees the versions of other
-    instances of this process as those of other processes. A request for the name, one for the state, and two
-    commits (one for a reader)."""
+    """The `Indexed` of that name. It has its own view of the state, so other instances in this process are
+    like other processes. A request for the name, one for the state, two commits (one for a reader)."""
     await stack.ready_to_convert()
     if readonly:
-        found = await catalog.find(stack, name, IndexedId)
-        shard = None if found is None else Shard(stack, found, name)
+        shard_id = await catalog.find(stack, name, IndexedId)
+        shard = None if shard_id is None else Shard(stack, shard_id, name)
         if shard is None or await shard.register.refresh() is None:
             raise UnknownStream(f"there is no Indexed named {name!r}")
         owner = None

@@ -1,4 +1,4 @@
-"""Writes the parts of unsealed batches: updates in the order of their writes, neither sorted nor summed."""
+"""Writes the parts of unsealed batches: updates in the order of their writes, not sorted or summed."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ DESCRIPTION = Description(0, Antichain(), 0)
 
 
 class InlineRoom:
-    """How many bytes may still be stored inline, by all writers that share it."""
+    """How many bytes all writers that share it may still store inline."""
 
-    def __init__(self, left: int) -> None:
-        self.left = left
+    def __init__(self, remaining: int) -> None:
+        self.remaining = remaining
 
 
 class RawParts:
-    """Writes parts under `writer`, inline as long as there is room."""
+    """Writes parts under `writer`, inline while there is room."""
 
     def __init__(self, shard: Shard, writer: str, room: InlineRoom) -> None:
         self._stack = shard.stack
@@ -37,23 +37,23 @@ class RawParts:
         schema: Schema[Any, Any, Any],
         schema_id: int,
     ) -> tuple[HollowPart, ...]:
-        """The parts of these pieces, in order; each piece comes with its goodbytes. Neighbouring tables
-        become one part, up to `blob_target_size`."""
+        """The parts of these pieces, in order; each piece has its goodbytes. Neighbouring tables become one
+        part, up to `blob_target_size`."""
         parts: list[HollowPart] = []
-        held: list[pa.Table] = []
+        pending: list[pa.Table] = []
         size, target = 0, max(self._stack.settings.blob_target_size, 1)
         for piece, piece_size in pieces:
             if isinstance(piece, HollowPart):
-                parts += await self._part(held, size, schema, schema_id)
-                held, size = [], 0
-                parts.append(piece.replace(schema_id=schema_id))  # known only now
+                parts += await self._part(pending, size, schema, schema_id)
+                pending, size = [], 0
+                parts.append(piece.replace(schema_id=schema_id))  # a new stream gets its id only now
                 continue
-            held.append(piece)
+            pending.append(piece)
             size += piece_size
             if size >= target:
-                parts += await self._part(held, size, schema, schema_id)
-                held, size = [], 0
-        return (*parts, *await self._part(held, size, schema, schema_id))
+                parts += await self._part(pending, size, schema, schema_id)
+                pending, size = [], 0
+        return (*parts, *await self._part(pending, size, schema, schema_id))
 
     def discard(self) -> None:
         """Delete the uploaded blobs: surely no version names them."""
@@ -64,10 +64,10 @@ class RawParts:
     ) -> list[HollowPart]:
         if not tables or not (table := concat(tables, schema)).num_rows:
             return []
-        if size < min(self._stack.settings.inline_writes_single_max_bytes, self._room.left):
+        if size < min(self._stack.settings.inline_writes_single_max_bytes, self._room.remaining):
             part = inline_part(table, schema_id)
-            if part.size <= self._room.left:
-                self._room.left -= part.size
+            if part.size <= self._room.remaining:
+                self._room.remaining -= part.size
                 return [part]
         encoded = await self._stack.compute(self._encoded, table, schema)
         write = put(self._stack.blob, self._blobs.key(), encoded, schema_id)

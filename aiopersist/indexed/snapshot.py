@@ -1,7 +1,7 @@
 """The contents of a stream at one moment: its trace, then the unsealed updates from the trace's upper on.
 
-A snapshot is taken of one durable state, without an await in between, and pins that state: the blobs that the
-state names stay until the snapshot is closed, whatever is compacted, deleted or destroyed meanwhile.
+A snapshot pins one durable state, without an await in between. The blobs of that state stay until the
+snapshot is closed, even if they are compacted, deleted or destroyed meanwhile.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -28,11 +28,11 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 UNBOUNDED = Antichain()
-DECODE_ROWS = 4096  # rows that are decoded at once
+DECODE_ROWS = 4096  # rows to decode at once
 
 
 class StreamSource(NamedTuple):
-    """A part, and the time from which on its updates count (`None`: all of them count)."""
+    """A part; its updates count from `lower` on (`None`: all of them)."""
 
     named: Named
     lower: Antichain | None
@@ -42,7 +42,7 @@ class StreamSource(NamedTuple):
 
 class StreamSnapshot(PinnedRead, Generic[K, V]):
     """The contents of a stream: everything up to command `seqno`, and nothing later. Times are advanced to
-    `since`. Close it to give up its blobs."""
+    `since`. Close it to release its blobs."""
 
     def __init__(
         self, scope: Scope, fetch: Fetch, hold: SharedHold, arrangement: Arrangement, seqno: int
@@ -63,11 +63,11 @@ class StreamSnapshot(PinnedRead, Generic[K, V]):
             return await self._decoded(table)
 
     def split(self, n: int) -> list["Items[Update[K, V, int]]"]:
-        """`rows` as `n` async iterators of about equal length; every update is in one of them. They may be
-        read at the same time, and hold a row group each."""
+        """`rows` as `n` async iterators of about equal length; every update is in one of them. They may run
+        at the same time, and each needs memory for a row group."""
         self._scope.check()
         if type(n) is not int or n < 1:
-            text = f"cannot split into {shown(n)}: at least 1 is needed"
+            text = f"cannot split into {shown(n)}: give an int of at least 1"
             raise InvalidUsage(UsageKind.INVALID_BOUNDS, text)
         trace, unsealed = self._parts()
         sources = [StreamSource(named, None, max(named[1].rows, 1)) for named in trace]
@@ -77,16 +77,15 @@ class StreamSnapshot(PinnedRead, Generic[K, V]):
         return [self._iteration(self._rows_between(sources, ends, *cut)) for cut in pairwise(cuts)]
 
     async def trace_rows(self) -> Updates[K, V, int]:
-        """The updates of the trace at their stored times, to inspect them."""
+        """The updates of the trace at their stored times, for inspection."""
         with self._scope.call():
             return Updates(await self._table(self._parts()[0], None), self._fetch.schema)
 
     async def unsealed_rows(
         self, lower: Antichain | int = 0, upper: Antichain | int = UNBOUNDED
     ) -> Updates[K, V, int]:
-        """The updates of the unsealed batches at stored times in `[lower, upper)`, including updates that are
-        in the trace but not evicted yet. None for equal bounds; `INVALID_BOUNDS` if `upper` is before
-        `lower`."""
+        """The updates of the unsealed batches at stored times in `[lower, upper)`, even those that are in the
+        trace and not evicted yet. `INVALID_BOUNDS` if `upper` is before `lower`."""
         with self._scope.call():
             first, end = shaped(lower, None), shaped(upper, None)
             if not first <= end:
@@ -128,8 +127,7 @@ class StreamSnapshot(PinnedRead, Generic[K, V]):
     async def _rows_between(
         self, sources: list[StreamSource], ends: list[int], start: int, stop: int
     ) -> AsyncGenerator[Update[K, V, int], None]:
-        """The updates from `start` to `stop`, if all sources are laid end to end, each as long as its
-        weight."""
+        """The updates from `start` to `stop` in the sequence of all sources, each as long as its weight."""
         for (named, lower, weight), first in zip(sources, ends, strict=False):
             rows = range(*(_row(cut - first, weight, named[1].rows) for cut in (start, stop)))
             if not rows:
@@ -146,18 +144,18 @@ class StreamSnapshot(PinnedRead, Generic[K, V]):
 
 
 def _row(at: int, weight: int, rows: int) -> int:
-    """The row of a source at that distance from its begin; the same in every call for that distance."""
+    """The row of a source at that distance from its begin; neighbouring ranges agree on it."""
     return min(max(at, 0), weight) * rows // weight
 
 
 def _in_order(parts: Sequence[Named]) -> list[list[Named]]:
-    """Parts that are fetched together: neighbouring inline parts, a blob alone."""
+    """Parts that are fetched together: neighbouring inline parts, or one blob."""
     return [list(group) for _, group in groupby(parts, key=lambda named: named[1].key)]
 
 
 def _int(bound: Antichain) -> int:
     time = frontier(bound).time
-    assert isinstance(time, int)  # it has an upper beyond it
+    assert isinstance(time, int)  # not the empty frontier: an upper is beyond it
     return time
 
 

@@ -1,4 +1,4 @@
-"""The batches and frontiers of a stream, as a view for people, dashboards and tests."""
+"""A view of the batches and frontiers of a stream, for people, dashboards and tests."""
 
 from pydantic import BaseModel
 
@@ -13,16 +13,16 @@ class StreamView(BaseModel, frozen=True):
     trace_upper: int
     """Updates at times before this one are in the trace."""
     unsealed: list[tuple[int, int, int, int]]
-    """`(seqno_lower, seqno_upper, least, greatest)` of each batch, oldest first. A batch holds the
-    commands `n` with `seqno_lower < n <= seqno_upper`; the last two are its least and greatest times."""
+    """`(seqno_lower, seqno_upper, least, greatest)` of each batch, oldest first. A batch has the commands `n`
+    with `seqno_lower < n <= seqno_upper`; the last two are its least and greatest times."""
     trace: list[tuple[int, int, int, int, int]]
     """`(lower, upper, since, level, updates)` of each batch, oldest first."""
     in_flight: bool
-    """Whether a compaction was asked for, and its response is not applied yet."""
+    """Whether a compaction was requested, and its response is not applied yet."""
 
 
 def view_of(arrangement: Arrangement, *, in_flight: bool) -> StreamView:
-    """The view of the stream that has this arrangement."""
+    """The view of a stream with this arrangement."""
     return StreamView(
         seal=arrangement.seal,
         since=arrangement.since,

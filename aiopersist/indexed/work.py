@@ -1,7 +1,7 @@
 """Carries out the plans of `arrangement.py`: reads, writes, and returns a batch.
 
-Nothing here changes the state or delays writes: a later commit applies the batch, if it still fits. Work that
-fails deletes what it has written.
+This changes no state and delays no writes: a later commit applies the batch, if it still fits. Failed work
+deletes the blobs that it has written.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -26,31 +26,31 @@ from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import HollowPart
 from aiopersist.state.streams import TraceBatch, UnsealedBatch
 
-SORT_SHARE = 8  # the part of the memory whose goodbytes are sorted at once; sorting takes the rest
+SORT_SHARE = 8  # an eighth of the memory is for the goodbytes of one sort; the sort needs the rest
 
 
 class StreamContext(NamedTuple):
-    """The stream that is worked on, and the writer that writes."""
+    """The stream of some work, and its writer."""
 
     shard: Shard
     schema: Schema[Any, Any, Any]
     schema_id: int
     writer: str
     inline_share: int
-    """Goodbytes below which a batch of a trace may stay in the state, so that new updates have room."""
+    """A batch of a trace below so many goodbytes may stay in the state: new updates need room, too."""
 
     def is_large(self, parts: Sequence[Named]) -> bool:
-        """Whether work on these parts takes the memory of a compaction."""
+        """Whether work on these parts needs the memory of a compaction."""
         return goodbytes_of([parts]) > whole_bytes(self.shard.stack.settings)
 
     def inline_max(self, parts: Sequence[Named]) -> int:
-        """Bytes that the result may have inline: updates stay in the state only if they were there before."""
+        """Inline bytes that the result may have: at most those of its inputs."""
         inline = sum(part.size for _, part in parts if part.inline is not None)
         return min(self.shard.stack.settings.inline_writes_single_max_bytes, self.inline_share, inline)
 
 
 class Output(NamedTuple):
-    """A batch, and the parts that can delete its blobs as long as no version names it."""
+    """A batch, and its parts, which can delete their blobs if no version names them."""
 
     batch: TraceBatch
     output: SortedParts
@@ -61,13 +61,13 @@ class Output(NamedTuple):
 
 
 async def drain(context: StreamContext, plan: Drain) -> Output | None:
-    """One batch of the trace, made of the unsealed updates of the interval; `None` if there are none.
-    Requests for every part that is read or written."""
+    """One batch of the trace from the unsealed updates of the interval; `None` if there are none. Requests
+    for every part that is read or written."""
     parts = of_unsealed(plan.batches)
     selection = Selection(lower=Antichain(plan.lower), upper=Antichain(plan.upper))
     target = Target(context.schema, context.writer, Antichain(plan.lower), ZERO, context.inline_max(parts))
-    done, found = await _sorted_and_rewritten(context, parts, selection, target)
-    if not found:
+    done, selected = await _sorted_and_rewritten(context, parts, selection, target)
+    if not selected:
         return None
     updates = sum(part.rows for part in done.parts)
     batch = TraceBatch(
@@ -77,7 +77,7 @@ async def drain(context: StreamContext, plan: Drain) -> Output | None:
 
 
 async def compact(context: StreamContext, plan: Compaction) -> Output:
-    """One batch, made of two neighbours."""
+    """One batch from two neighbours."""
     runs = [of_trace([batch]) for batch in (plan.older, plan.younger) if batch.parts]
     since = Antichain(plan.since)
     inline_max = context.inline_max([named for run in runs for named in run])
@@ -96,8 +96,7 @@ async def compact(context: StreamContext, plan: Compaction) -> Output:
 
 
 async def trim(context: StreamContext, plan: Trim, raw: RawParts) -> UnsealedBatch:
-    """The batch without the updates that are in the trace, in its order; written by `raw`. In memory are a
-    row group and a part."""
+    """The batch without updates that are in the trace. Needs memory for a row group and a part."""
     stack, seen = context.shard.stack, Seen()
     selection = Selection(lower=Antichain(plan.lower))
     fetch = Fetch(context.shard, context.schema, cached=False)
@@ -127,9 +126,8 @@ def _between(table: "pa.Table", selection: Selection) -> "pa.Table":
 async def _sorted_and_rewritten(
     context: StreamContext, parts: list[Named], selection: Selection, target: Target
 ) -> tuple[Rewritten, int]:
-    """`rewrite` of parts that are in no order, and the number of their updates. Large input is sorted piece
-    by piece into scratch runs, which are deleted in the end; while these are too many to be merged at once,
-    some of them are merged into one."""
+    """`rewrite` of unsorted parts, and the number of their updates. Sorts large input piece by piece into
+    scratch runs, and deletes these in the end; while they are too many for one merge, merges some of them."""
     stack = context.shard.stack
     if not context.is_large(parts):
         done = await rewrite(context.shard, [parts], selection, target)
@@ -140,7 +138,7 @@ async def _sorted_and_rewritten(
         budget = Budget.of(stack.settings)
         while len(runs) > (most := budget.runs_max(part for run in runs for _, part in run)):
             runs = [*runs[most:], await scratch.merged(runs[:most])]
-        return await rewrite(context.shard, runs, Selection(), target), scratch.found
+        return await rewrite(context.shard, runs, Selection(), target), scratch.selected
     finally:
         stack.supervisor.spawn(scratch.discard(), "delete sorted pieces")
 
@@ -152,13 +150,13 @@ class _Scratch:
     context: StreamContext
     target: Target
     outputs: list[SortedParts] = field(default_factory=list)
-    found: int = 0
-    """How many updates were selected, before they were summed."""
+    selected: int = 0
+    """Selected updates, before they are summed."""
 
     async def sorted_pieces(
         self, parts: list[Named], selection: Selection
     ) -> AsyncGenerator[list[Named], None]:
-        """Runs of as many updates as can be sorted in memory."""
+        """Runs of as many updates as one sort takes in memory."""
         shard, schema = self.context.shard, self.context.schema
         most = max(shard.stack.settings.compaction_memory_bytes // SORT_SHARE, 1)
         fetch, buffer = Fetch(shard, schema, cached=False), Buffer(schema)
@@ -166,7 +164,7 @@ class _Scratch:
             async with aclosing(fetch.raw_slabs(part)) as slabs:
                 async for slab in slabs:
                     kept = await shard.stack.compute_few(slab.nbytes, _between, slab, selection)
-                    self.found += kept.num_rows
+                    self.selected += kept.num_rows
                     buffer.add(kept)
                     while buffer.goodbytes >= most:
                         yield await self._sorted(buffer.take_reaching(most))
@@ -181,7 +179,7 @@ class _Scratch:
         return self._run(await output.finish())
 
     async def merged(self, runs: list[list[Named]]) -> list[Named]:
-        """One run, made of several."""
+        """One run from several."""
         done = await rewrite(self.context.shard, runs, Selection(), self.target)
         self.outputs.append(done.output)
         return self._run(done.parts)

@@ -1,8 +1,7 @@
-"""How long each job of maintenance backs off: longer after each failure, a moment after another process had
+"""How long each job of maintenance backs off: longer after each failure, and a moment if another process has
 claimed its work.
 
-So a lost blob, or an unforeseen value, stops no other job, and no job asks without a pause for work
-that another process has claimed.
+So a lost blob or an unexpected error stops no other job, and no job asks without a pause for claimed work.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -15,20 +14,20 @@ WAIT_MAX_S = 300.0
 
 
 class Wait(NamedTuple):
-    """Until when a job is not tried again, and how long it waits if it fails then."""
+    """The end of a job's wait, and the length of the next wait if it fails again."""
 
     until: float
     next_s: float
 
 
 class Trial:
-    """One try at a job, which sets `done` unless another process had claimed its work."""
+    """One try of a job. The job sets `done` unless another process has claimed its work."""
 
     done = False
 
 
 class Backoffs:
-    """Jobs that back off, by key: the ordinal that a compaction begins with, or the name of the job."""
+    """Jobs that back off, by key: the first ordinal of a compaction, or the name of the job."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -38,7 +37,7 @@ class Backoffs:
         return self._monotonic() < self.until(key)
 
     def until(self, key: Hashable) -> float:
-        """Until when it waits."""
+        """The end of its wait."""
         return self._of(key).until
 
     def _of(self, key: Hashable) -> Wait:
@@ -49,7 +48,7 @@ class Backoffs:
 
     @contextmanager
     def trying(self, key: Hashable) -> Iterator[Trial]:
-        """Around one try: afterwards the job backs off unless it was done, and longer after each failure."""
+        """A context around one try: the job backs off unless it was done, longer after each failure."""
         trial = Trial()
         try:
             yield trial
@@ -62,6 +61,6 @@ class Backoffs:
         else:
             self._waits[key] = Wait(self._monotonic() + WAIT_MIN_S, self._of(key).next_s)
 
-    def forget(self, kept: Callable[[Hashable], bool]) -> None:
-        """Keep only the keys that are `kept`."""
-        self._waits = {key: wait for key, wait in self._waits.items() if kept(key)}
+    def keep(self, is_current: Callable[[Hashable], bool]) -> None:
+        """Forget the keys that are not current."""
+        self._waits = {key: wait for key, wait in self._waits.items() if is_current(key)}

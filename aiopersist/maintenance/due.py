@@ -1,4 +1,4 @@
-"""The maintenance that a state asks for. Pure: decided from the state in memory, without I/O."""
+"""The maintenance that a state needs. Pure: uses only the state in memory."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable
@@ -14,23 +14,23 @@ from aiopersist.state.record import goodbytes_at_most
 from aiopersist.state.retention import SLACK_SHARE
 from aiopersist.state.spine import spine_of
 
-SLACK_TIMES_MIN = 64  # kept too long, but no more than twice as many as must be: a move is a commit
-TAIL_MIN = 5  # versions that an idle shard may keep beyond its rollup: more than a collection itself makes
+SLACK_TIMES_MIN = 64  # times of slack, at most twice as many as the policy keeps: a move costs a commit
+TAIL_MIN = 5  # versions that an idle shard may keep beyond its rollup: more than a collection makes
 
 
 class Due(NamedTuple):
-    """The maintenance that a shard owes while appends come."""
+    """The maintenance that a shard needs while appends come."""
 
     since: bool
     collection: bool
     large: bool
-    """A compaction that takes the memory of one."""
+    """A compaction that needs the memory of one."""
     little: bool
     """Another compaction."""
 
 
-class _Held(NamedTuple):
-    """A batch of the state, weighed."""
+class _WeighedBatch(NamedTuple):
+    """A batch of the state and its weight."""
 
     batch: HollowBatch
     runs: int
@@ -39,69 +39,67 @@ class _Held(NamedTuple):
 
 
 class Weighed(NamedTuple):
-    """A spine batch, and what its batches are together."""
+    """A spine batch, and the sums over its batches."""
 
     batch: SpineBatch
     inputs: int
     """Batches or runs, whichever are more."""
     weight: float
     goodbytes: float
-    """At most; infinite if a part does not say."""
+    """An upper bound; infinite if a part has none."""
 
 
 class Weights:
-    """The batches of a shard, each weighed once, and the spine batches: a commit makes few new ones."""
+    """The batches and spine batches of a shard, each weighed once: a commit makes few new ones."""
 
     def __init__(self) -> None:
-        self._held: dict[int, _Held] = {}
+        self._batches: dict[int, _WeighedBatch] = {}
         """By ordinal."""
-        self._known: dict[int, Weighed] = {}
-        """By the identity of the spine batch, which is kept alive."""
+        self._spine: dict[int, Weighed] = {}
+        """By the `id` of the spine batch, which this keeps alive."""
 
     def of(self, state: State) -> Collection[Weighed]:
-        """Those of `state`."""
-        known, batches = self._known, list(spine_of(state).batches())
-        new = [batch for batch in batches if id(batch) not in known]
-        found = self._weighed(new, state) if new else {}
-        self._known = {id(batch): found.get(id(batch)) or known[id(batch)] for batch in batches}
-        return self._known.values()
+        """The weighed spine batches of `state`."""
+        before, batches = self._spine, list(spine_of(state).batches())
+        new = [batch for batch in batches if id(batch) not in before]
+        added = self._weighed(new, state) if new else {}
+        self._spine = {id(batch): added.get(id(batch)) or before[id(batch)] for batch in batches}
+        return self._spine.values()
 
     def _weighed(self, spine: Iterable[SpineBatch], state: State) -> dict[int, Weighed]:
-        """By the identity of the spine batch."""
-        before, self._held = self._held, {}
+        """By the `id` of the spine batch."""
+        before, self._batches = self._batches, {}
         for ordinal, batch in state.batches.items():
-            known = before.get(ordinal)
-            self._held[ordinal] = known if known is not None and known.batch is batch else _held(batch)
-        ordinals, every = list(self._held), list(self._held.values())
-        found = {}
+            previous = before.get(ordinal)
+            is_same = previous is not None and previous.batch is batch
+            self._batches[ordinal] = previous if previous and is_same else _weighed_batch(batch)
+        ordinals, every = list(self._batches), list(self._batches.values())
+        weighed = {}
         for one in spine:
             within = every[bisect_left(ordinals, one.first) : bisect_right(ordinals, one.last)]
             _, runs, weights, goodbytes = zip(*within, strict=True)
             inputs = max(len(within), sum(runs))
-            found[id(one)] = Weighed(one, inputs, sum(weights), sum(goodbytes))
-        return found
+            weighed[id(one)] = Weighed(one, inputs, sum(weights), sum(goodbytes))
+        return weighed
 
 
-def _held(batch: HollowBatch) -> _Held:
-    return _Held(batch, run_count(batch), weight(batch), sum(map(goodbytes_at_most, batch.parts)))
+def _weighed_batch(batch: HollowBatch) -> _WeighedBatch:
+    return _WeighedBatch(batch, run_count(batch), weight(batch), sum(map(goodbytes_at_most, batch.parts)))
 
 
 def commits_between(state: State, settings: Settings) -> int:
-    """From one look at what is due to the next: half as many as are worth a compaction of batches like the
-    newest, and few of those that are worth a rollup, so the work begins hardly later, and a commit seldom
-    pays for a look."""
+    """How many commits from one call of `due` to the next: half as many as need a compaction of batches like
+    the newest, and few of those that need a rollup. So work begins hardly later, and few commits pay."""
     newest = next(reversed(state.batches.values()), None)
     worth = settings.compaction_inputs_min / (weight(newest) if newest is not None else 1)
     return max(min(int(worth) // 2, settings.rollup_every // 4), 1)
 
 
 def due(state: State, settings: Settings, weights: Weights) -> Due:
-    """The maintenance owed by the process that has just committed `state`."""
+    """The maintenance for the process that has just committed `state`."""
     policy, weighed = state.retention.get(0), weights.of(state)
-    wanted = settings.compaction_inputs_min
-    large = [
-        one.goodbytes > whole_bytes(settings) for one in weighed if is_worth(one.inputs, one.weight, wanted)
-    ]
+    inputs_min, whole = settings.compaction_inputs_min, whole_bytes(settings)
+    large = [one.goodbytes > whole for one in weighed if is_worth(one.inputs, one.weight, inputs_min)]
     return Due(
         since=policy is not None and _is_overdue(policy, state),
         collection=rollup_is_due(state, settings.rollup_every),
@@ -111,24 +109,24 @@ def due(state: State, settings: Settings, weights: Weights) -> Due:
 
 
 def has_long_tail(state: State, settings: Settings) -> bool:
-    """Whether an idle shard has more versions beyond its rollup than it must."""
+    """Whether an idle shard has more versions beyond its rollup than necessary."""
     every = settings.rollup_every
     return versions_behind(state) > max(min(every // 8, every - 1), TAIL_MIN)
 
 
 def rollup_is_near(state: State, settings: Settings) -> bool:
-    """Whether a rollup now is worth its cost: after a compaction, when few parts lie in the state."""
+    """Whether a rollup now is worth its cost: after a compaction the state has few parts."""
     return versions_behind(state) >= settings.rollup_every * 3 // 4
 
 
 def rollup_is_late(state: State, settings: Settings) -> bool:
-    """Whether a rollup that was due is still not there, much later."""
+    """Whether a rollup was due long ago."""
     return versions_behind(state) >= settings.rollup_every * 3 // 2
 
 
 def _is_overdue(policy: Retention, state: State) -> bool:
-    """Whether the policy keeps an eighth more history than it must, and not just a few times more, as far as
-    a state tells without a clock."""
+    """Whether the policy keeps an eighth more history than it must, and more than a few times. Without a
+    clock, so only for policies in times."""
     upper, hold = state.upper.elements, policy.hold.elements
     if policy.times is None or not upper or not hold:
         return False

@@ -1,17 +1,17 @@
 """Reads a shard, or an `Indexed`, from end to end, and reports every fault.
 
 - The newest state satisfies the invariants, and follows from its versions and rollups.
-- Every rollup and every blob that it names exists, with the checksum and size that it names.
-- Every part is sorted and consolidated, within itself and along its run. It has as many rows as the state
-  says. Their diffs have the sum that the writer of a blob computed before it encoded them (an inline part has
-  only a checksum). Its times lie in the bounds of its batch, where the description promises that: after an
-  advance by compaction they may reach or pass the upper.
-- The parts of an unsealed batch of a stream have no order; the other promises hold for them, too. A batch of
-  a trace has as many updates as it says.
+- Every rollup and every blob that it names exists, with the named checksum and size.
+- Every part is sorted and consolidated, within itself and along its run. It has the row count of the state.
+  Its diffs have the sum that the writer of a blob computed before it encoded them (an inline part has only a
+  checksum). Its times lie in the bounds of its batch. If a compaction has advanced times, they may be at or
+  past the upper.
+- The parts of an unsealed batch of a stream have no order; all other rules hold for them, too. A batch of a
+  trace has the number of updates in its description.
 
-It changes nothing, but a reader holds the data meanwhile. One row group at a time is in memory.
+It changes nothing; a reader holds the data meanwhile. One row group at a time is in memory.
 
-An unavailable store says nothing about the shard: then there is no report, but `StorageUnavailable`.
+If a store is unavailable, there is no report, but `StorageUnavailable`.
 """
 
 import asyncio
@@ -49,9 +49,9 @@ class FsckReport(BaseModel, frozen=True):
     """The findings of `fsck`."""
 
     shard_id: str
-    """That of a shard, a table or an `Indexed`."""
+    """Of a shard, a table or an `Indexed`."""
     problems: list[str]
-    """Empty if all is sound."""
+    """Empty if all data is intact."""
     parts: int
     """Parts that were read."""
     updates: int
@@ -64,8 +64,8 @@ class FsckReport(BaseModel, frozen=True):
 
 async def fsck(shard: Shard) -> FsckReport:
     """Check everything. One request for each rollup and row group, two for each part. `LeaseExpired` if the
-    process stood still for so long that its data may be gone, `ShardFinalized` if it was dropped meanwhile,
-    `StorageUnavailable` if it could not read."""
+    process stood still for so long that the data may be gone, `ShardFinalized` if the shard was dropped
+    meanwhile, `StorageUnavailable` if a store did not answer."""
     try:
         if await load(shard.stack, shard.id) is not None:
             await shard.open()
@@ -82,12 +82,12 @@ async def fsck(shard: Shard) -> FsckReport:
 
 
 class _CheckedRun(NamedTuple):
-    """Parts that follow each other in a batch."""
+    """Consecutive parts of a batch."""
 
     place: str
-    """What the state calls the batch."""
+    """The name of the batch for reports."""
     batch: HollowBatch
-    """What is promised of their times."""
+    """It has the bounds of their times."""
     parts: Sequence[HollowPart]
     is_sorted: bool = True
 
@@ -133,7 +133,7 @@ def _place(name: str, batch: TraceBatch) -> str:
 
 
 def _batches(named: Sequence[Named]) -> list[tuple[HollowBatch, list[HollowPart]]]:
-    """Those of one batch, if it has parts."""
+    """The one batch of `named` and its parts, if it has any."""
     return [(named[0][0], [part for _, part in named])] if named else []
 
 
@@ -141,13 +141,13 @@ def _wrong_counts(state: State) -> Iterator[str]:
     for name, arrangement in _arrangements(state).items():
         for batch in arrangement.trace.values():
             if (rows := sum(part.rows for part in batch.parts)) != batch.updates:
-                yield f"{_place(name, batch)} has parts of {rows} updates, it says {batch.updates}"
+                yield f"{_place(name, batch)} has parts of {rows} updates, but should have {batch.updates}"
 
 
 async def _parts(
     shard: Shard, runs: Sequence[_CheckedRun]
 ) -> AsyncIterator[tuple[HollowPart, int | None, list[str]]]:
-    """Every part with the number of its rows, `None` if it cannot be read to its end, and its faults."""
+    """Every part, its row count (`None` if it cannot be read to its end), and its faults."""
     reader = shard.hold.reader
     for run in runs:
         last: Any = None
@@ -170,26 +170,26 @@ async def _history(shard: Shard, state: State) -> AsyncIterator[str]:
     if earliest and earliest not in state.rollups and earliest not in (await shard.open()).rollups:
         yield f"the earliest version {earliest} has no rollup"
     for seqno, rollup in state.rollups.items():
-        if seqno < earliest:  # a collection was cut off: the next one removes this name
+        if seqno < earliest:  # a collection stopped halfway: the next one removes this name
             continue
         try:
-            found = await read_rollup(stack, rollup.key, rollup.checksum)
+            stored = await read_rollup(stack, rollup.key, rollup.checksum)
         except Corruption as error:
             yield f"rollup {rollup.key}: {error}"
             continue
-        if found is None:
+        if stored is None:
             first = await stack.consensus.scan(consensus_key(shard.id), 0, 1)  # collected meanwhile?
             if first and seqno >= first[0].seqno and seqno in (await shard.open()).rollups:
-                yield f"rollup {rollup.key} is named and is not there"
-        elif found.seqno != seqno or found.shard != state.shard:
-            yield f"rollup {rollup.key} is that of version {found.seqno} of {found.shard}"
+                yield f"rollup {rollup.key} is named and is missing"
+        elif stored.seqno != seqno or stored.shard != state.shard:
+            yield f"rollup {rollup.key} is of version {stored.seqno} of {stored.shard}"
 
 
 async def _part(
     shard: Shard, reader: str, run: _CheckedRun, part: HollowPart, last: Any
 ) -> tuple[Any, int, list[str]]:
-    """The greatest row of the part, if it is sorted, the number of its rows, and its faults; `last` is the
-    greatest row of its run so far."""
+    """The greatest row of the part, if it is sorted, its row count, and its faults; `last` is the greatest
+    row of its run before it."""
     schema = shard.schema(part.schema_id)
     fetch = Fetch(shard, schema, cached=False)
     rows, diffs, faults = 0, 0, set[str]()
@@ -204,7 +204,7 @@ async def _part(
         faults.add(f"it has {rows} rows, the state says {part.rows}")
     written = (await fetch.index(part, reader)).diffs if part.key is not None else None
     if written not in (None, diffs):
-        faults.add(f"its diffs sum to {diffs} modulo 2**64, {written} was to be written")
+        faults.add(f"its diffs sum to {diffs} modulo 2**64, not to {written}")
     return last, rows, sorted(faults)
 
 

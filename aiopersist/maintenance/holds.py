@@ -1,4 +1,4 @@
-"""Who holds history, or old versions, of a shard, and until when; and the end of a hold."""
+"""The holders of a shard's history and old versions, and the end of a hold."""
 
 from typing import Literal
 
@@ -13,26 +13,26 @@ from aiopersist.state.reading import ExpireReader, named_reader
 from aiopersist.state.retention import ReleaseCritical
 from aiopersist.state.subscriptions import DropSubscription
 
-TableSchema = Literal["reader", "named", "critical", "subscription"]
+HoldKind = Literal["reader", "named", "critical", "subscription"]
 
 
 class Holder(BaseModel, frozen=True):
-    """Who keeps history, or old versions with their data, and until when."""
+    """A holder of history, or of old versions with their data."""
 
-    kind: TableSchema
+    kind: HoldKind
     """A leased reader, a named hold, a critical since, or a subscription."""
     id: str
-    """The reader's id, or the name of the others; of a share `name[i/n]`."""
+    """The reader's id, or the name of the others; `name[i/n]` for a share."""
     owner: str | None
-    """The client and the process that have it, `name/host:pid`, where one is known."""
+    """Its client and process, `name/host:pid`, if known."""
     since: Antichain | None
-    """The times from which on it keeps history; `None`: it keeps old versions."""
+    """It keeps history from here on; `None`: it keeps old versions."""
     until: float | None
-    """When its lease ends unless its owner renews it, or when it expires, in Unix seconds of the consensus
-    store's clock. `None`: it stays until somebody ends it."""
+    """When it expires, or its lease ends unless renewed, in Unix seconds of the consensus store's clock.
+    `None`: it stays until somebody ends it."""
 
     def is_named(self, name: str) -> bool:
-        """Whether a user means it by `name`: its id, or `kind:id`. One name may stand for all shares."""
+        """Whether `name` means it: its id, or `kind:id`. One name may mean all shares."""
         ids = {self.id, self.id.partition("@")[0]} if self.kind == "reader" else {self.id}
         if self.kind == "subscription":
             ids.add(_without_share(self.id))
@@ -40,7 +40,7 @@ class Holder(BaseModel, frozen=True):
 
 
 def holders_of_history(view: ShardView, target: Antichain) -> list[Holder]:
-    """Who keeps since from reaching `target`, the furthest behind first."""
+    """The holds that keep since before `target`, the furthest behind first."""
     return [
         Holder(kind=hold.kind, id=hold.id, owner=hold.owner, since=hold.since, until=hold.until)
         for hold in view.holds
@@ -49,7 +49,7 @@ def holders_of_history(view: ShardView, target: Antichain) -> list[Holder]:
 
 
 def holders_of_versions(view: ShardView, seqno: int) -> list[Holder]:
-    """Who keeps a version before `seqno`, and all that versions from there on name; the oldest first."""
+    """The readers that keep a version before `seqno` and its data, the oldest first."""
     held = [(r.seqno_hold, reader, r) for reader, r in view.readers.items() if r.seqno_hold is not None]
     return [
         Holder(kind="reader", id=reader, owner=signature(reader), since=None, until=lease_end(lease))
@@ -59,7 +59,7 @@ def holders_of_versions(view: ShardView, seqno: int) -> list[Holder]:
 
 
 def held_back(view: ShardView) -> list[Holder]:
-    """Who keeps since from where the policy of the shard wants it; nobody without a policy."""
+    """The holds that keep since before the target of the policy; none without a policy."""
     target = _target(view)
     return [] if target is None else holders_of_history(view, target)
 
@@ -82,8 +82,8 @@ def _without_share(id: str) -> str:
 
 
 async def end_hold(shard: Shard, view: ShardView, kind: str, id: str) -> None:
-    """End the hold that `view` shows. `OpaqueMismatch` if another owner has taken a named hold, or a critical
-    since, over since then, or ended it: that one keeps it. One commit."""
+    """End the hold that `view` shows. `OpaqueMismatch` if another owner has since taken over or ended a named
+    hold or a critical since. One commit."""
     await commit(shard.register, _ending(view, kind, id))
 
 

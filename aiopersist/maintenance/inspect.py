@@ -26,8 +26,8 @@ from aiopersist.state.model import (
 from aiopersist.state.streams import Arrangement
 from aiopersist.subscription.view import SubscriptionView, views_of
 
-GROWTH_S = 60.0  # a rate is that of about so long
-GROWTH_MIN_S = 10.0  # over less, it says nothing
+GROWTH_S = 60.0  # a rate is over about this time
+GROWTH_MIN_S = 10.0  # no rate over less
 
 
 class BatchView(BaseModel, frozen=True):
@@ -60,23 +60,23 @@ class BatchView(BaseModel, frozen=True):
 
 
 class HoldView(BaseModel, frozen=True):
-    """A hold: its owner, and the times from which on it keeps history."""
+    """A hold: its owner, and the frontier from which on it keeps history."""
 
     kind: Literal["reader", "named", "critical", "subscription", "retention"]
     """A leased reader, a named hold, a critical since, a subscription, or the policy of `retain`."""
     id: str
     """The reader's id, the name of the hold or the subscription, or the id of the critical since."""
     owner: str | None
-    """The client and the process that have it, `name/host:pid`; `None` for a critical since, a policy, a
-    subscription that nobody has, and where an earlier version of the library registered it."""
+    """Its client and process, `name/host:pid`; `None` for a critical since, a policy, a subscription without
+    an owner, and a hold of an earlier version of the library."""
     since: Antichain
     behind: int | None
     """Times between its since and the shard's upper; `None` unless both are one int."""
     pins: bool
-    """Whether it keeps the shard's since from moving."""
+    """Whether it stops the shard's since from moving."""
     until: float | None = None
-    """When its lease ends unless its owner renews it, or when the subscription expires, in Unix seconds of
-    the consensus store's clock; `None`: it stays until somebody ends it."""
+    """When the subscription expires, or the lease ends unless renewed, in Unix seconds of the consensus
+    store's clock; `None`: it stays until somebody ends it."""
 
     @classmethod
     def of(
@@ -112,7 +112,7 @@ class StreamSummary(BaseModel, frozen=True):
     updates: int
     """In all its batches."""
     bytes: int
-    """Of the blobs of their parts."""
+    """In the blobs of its parts."""
 
     @classmethod
     def of(cls, arrangement: Arrangement) -> "StreamSummary":
@@ -134,7 +134,7 @@ class ShardView(BaseModel, frozen=True):
     since: Antichain
     upper: Antichain
     clock: Clock
-    """What its times mean: `logical` ones count, those of `wall` are microseconds since 1970."""
+    """The meaning of its times: `logical` ones count, `wall` ones are microseconds since 1970."""
     table: bool
     """Whether it is a table."""
     finalized: bool
@@ -142,17 +142,17 @@ class ShardView(BaseModel, frozen=True):
     earliest_seqno: int
     """The oldest version that the consensus store has."""
     live_diffs: int
-    """How many versions the consensus store has."""
+    """The number of versions in the consensus store."""
     batches: list[BatchView]
     """Oldest first."""
     levels: dict[int, Level]
-    """The spine: which neighbouring batches, by ordinal, count as one."""
+    """The spine: neighbouring batches, by ordinal, that count as one."""
     claims: dict[int, Claim]
     readers: dict[str, LeasedReader]
     critical: dict[str, CriticalReader]
     holds: list[HoldView]
-    """All holds, those that pin since first, of these the furthest behind first: a forgotten critical since
-    is among the first, and `critical_since(...)` and `release` end it."""
+    """All holds; those that pin since first, the furthest behind before others. So a forgotten critical since
+    is near the begin; `critical_since(...)` and `release` end it."""
     retention: Retention | None
     subscriptions: dict[str, SubscriptionView]
     """By name, shares as `name[i/n]`."""
@@ -160,11 +160,11 @@ class ShardView(BaseModel, frozen=True):
     transactions: dict[str, TransactionRecord]
     rollups: dict[int, Rollup]
     streams: dict[str, StreamSummary] | None
-    """Of an `Indexed`, by name: it has these instead of batches. `None` for a shard or a table."""
+    """The streams of an `Indexed`, by name; it has no batches. `None` for a shard or a table."""
     written_at: float
     """When this version was written, in Unix seconds of the consensus store's clock."""
     now: float
-    """When it was looked at, by the same clock: a lease that ends before now is overdue."""
+    """The time of this view, by the same clock: a lease that ends before now is overdue."""
     blob_bytes: int
     """Bytes of the blobs of parts that the newest version names."""
     inline_bytes: int
@@ -239,12 +239,12 @@ def _named(reader: str, record: LeasedReader) -> tuple[str, str]:
 
 
 def lease_end(lease: LeasedReader) -> float:
-    """When its lease ends, unless a heartbeat comes."""
+    """When its lease ends without another heartbeat."""
     return lease.heartbeat + lease.lease_s
 
 
 def signature(id: str | None) -> str | None:
-    """The client and the process that signed an id, `name/host:pid`, if any did."""
+    """The client and process that signed an id, `name/host:pid`, if one did."""
     return (id or "").partition("@")[2] or None
 
 
@@ -255,20 +255,20 @@ def _behind(since: Antichain, upper: Antichain) -> int | None:
     return last - first if isinstance(first, int) and isinstance(last, int) else None
 
 
-# --- what a view says to people who look after it ------------------------------------------------------
+# --- for operators -------------------------------------------------------------------------------
 
 
 class Keeper(NamedTuple):
-    """The reader that may still read the oldest version: nothing that was replaced since can be deleted."""
+    """The reader that may still read the oldest version: no blob that was replaced since can be deleted."""
 
     reader: str
     versions: int
-    """How many versions came since."""
+    """Versions since then."""
     lease_left_s: float
 
 
 def keeper(view: ShardView) -> Keeper | None:
-    """Who keeps the oldest version, if anybody keeps an old one."""
+    """The reader that keeps the oldest version, if one keeps an old version."""
     readers = [(r.seqno_hold, name) for name, r in view.readers.items() if r.seqno_hold is not None]
     if not readers or (oldest := min(readers))[0] >= view.seqno:
         return None
@@ -277,31 +277,31 @@ def keeper(view: ShardView) -> Keeper | None:
 
 
 class Growth(NamedTuple):
-    """How fast a shard grows."""
+    """The rate at which a shard grows."""
 
     updates_per_s: float
     bytes_per_s: float
     span_s: float
-    """Over so many seconds until now."""
+    """The rate is over this time until now."""
 
 
 def growth(view: ShardView) -> Growth | None:
-    """How fast a shard on a wall clock grew of late: see `growth_of`."""
+    """The recent growth of a shard on a wall clock: see `growth_of`."""
     sizes = ((b.lower, b.len, b.blob_bytes + b.inline_bytes) for b in reversed(view.batches))
     return growth_of(sizes, view.now) if view.clock == "wall" else None
 
 
 def growth_of(newest_first: Iterable[tuple[Antichain, int, int]], now: float) -> Growth | None:
-    """By the lowers, updates and bytes of batches of a wall clock: of the newest that reach back a minute; or
-    `GROWTH_MIN_S` at least, if the one before them reaches back to the beginning, which is no instant.
-    Without the updates that a compaction has cancelled."""
+    """The growth over the newest batches that reach back a minute, from their lowers, updates and bytes; or
+    over at least `GROWTH_MIN_S`, if the batch before reaches back to the beginning of time. Does not count
+    updates that a compaction has cancelled."""
     updates = size = 0
-    found: Growth | None = None
+    rate: Growth | None = None
     for lower, rows, count in newest_first:
         updates, size = updates + rows, size + count
         began = now - (lower.time if isinstance(lower.time, int) else 0) / 1_000_000
         if GROWTH_MIN_S <= began < now:
-            found = Growth(updates / began, size / began, began)
+            rate = Growth(updates / began, size / began, began)
         if began >= GROWTH_S:
             break
-    return found
+    return rate

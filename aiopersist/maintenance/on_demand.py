@@ -1,4 +1,4 @@
-"""Maintenance that a user asks for: the retention policy of a shard, and a collection now."""
+"""Maintenance on demand: the retention policy of a shard, and a collection now."""
 
 from contextlib import suppress
 from datetime import timedelta
@@ -13,7 +13,7 @@ from aiopersist.state.retention import SetRetention
 
 async def retain(shards: Shards, maintenance: Maintenance, name: str, keep: int | timedelta | None) -> None:
     """See `Admin.retain`."""
-    command = SetRetention(*_kept(keep))
+    command = SetRetention(*_retention(keep))
     shard = await shards.existing(name)
     await commit(shard.register, command)
     maintenance.keep(shard, retained=keep is not None)
@@ -22,18 +22,18 @@ async def retain(shards: Shards, maintenance: Maintenance, name: str, keep: int 
 async def force_gc(shards: Shards, maintenance: Maintenance, name: str) -> Collected:
     """See `Admin.force_gc`."""
     shard = await shards.existing(name)
-    with suppress(LeaseExpired):  # then it holds nothing back
+    with suppress(LeaseExpired):  # then the reader holds nothing
         if shard.hold.reader:
             await shard.hold.heartbeat()
     return await maintenance.of(shard).force_collection()
 
 
-def _kept(keep: object) -> tuple[int | None, float | None]:
+def _retention(keep: object) -> tuple[int | None, float | None]:
     if keep is None:
         return None, None
     if type(keep) is int and 0 <= keep < 2**63:
         return keep, None
     if isinstance(keep, timedelta) and keep >= timedelta(0):
         return None, keep.total_seconds()
-    text = f"{shown(keep)} is not how much to keep: an int of times, a timedelta, or None"
+    text = f"keep={shown(keep)}: give an int of times, a timedelta, or None"
     raise InvalidUsage(UsageKind.INVALID_TIME, text, time=keep)

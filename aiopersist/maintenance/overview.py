@@ -1,7 +1,7 @@
-"""What a location holds, a line for each shard: for people who look for the one that matters.
+"""An overview of a location: one line for each shard.
 
-A summary comes from a state that is read anew and then dropped. So an overview takes the memory of its
-lines, whatever the states are.
+Each summary comes from a fresh state, which is dropped again. So an overview needs the memory of its lines,
+not of the states.
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -21,7 +21,7 @@ from aiopersist.shard.stack import Stack
 from aiopersist.state.model import Clock, State
 from aiopersist.subscription.view import views_of
 
-AHEAD = 16  # states that are read at the same time
+AHEAD = 16  # states that are read at once
 
 ShardKind = Literal["shard", "table", "indexed"]
 
@@ -33,38 +33,37 @@ class ShardSummary(BaseModel, frozen=True):
     shard_id: str
     kind: ShardKind
     clock: Clock = Clock.LOGICAL
-    """What its times mean: `logical` ones count, those of `wall` are microseconds since 1970."""
+    """The meaning of its times: `logical` ones count, `wall` ones are microseconds since 1970."""
     since: Antichain | None = None
-    """`None` for an `Indexed`, whose streams have a since and a seal each."""
+    """`None` for an `Indexed`: each of its streams has a since and a seal."""
     upper: Antichain | None = None
     """`None` for an `Indexed`."""
     finalized: bool = False
     seqno: int | None = None
-    """The newest version; `None` for a name that was taken, and nothing written yet."""
+    """The newest version; `None` for a name without a shard yet."""
     written_at: float | None = None
-    """When the newest version was written, in Unix seconds. Heartbeats and maintenance write versions,
-    too."""
+    """When the newest version was written, even by maintenance or a heartbeat, in Unix seconds."""
     streams: int | None = None
     """Of an `Indexed`."""
     batches: int = 0
     parts: int = 0
     updates: int = 0
-    """In its parts, before they are consolidated."""
+    """In its parts, before consolidation."""
     blob_bytes: int = 0
     """Bytes of the blobs of its parts."""
     inline_bytes: int = 0
-    """Bytes of the parts that its state holds."""
+    """Bytes of the inline parts in its state."""
     holds: int = 0
     """Readers, named holds, critical sinces, subscriptions, a policy of retention: each may keep history."""
     subscriptions: int = 0
     lag_updates: int | None = None
-    """The most updates that a subscription has before it, at most so many; `None` without subscriptions."""
+    """An upper bound of the updates that its slowest subscription lags; `None` without subscriptions."""
     updates_per_s: float | None = None
-    """How fast it grew of late, on a wall clock: by its newest batches that reach back about a minute,
-    without the updates that a compaction has cancelled; `None` if none does."""
+    """Its recent growth, on a wall clock: over its newest batches that reach back about a minute. Does not
+    count updates that a compaction has cancelled. `None` without such batches."""
     bytes_per_s: float | None = None
     problem: str | None = None
-    """Why its state cannot be read: then the figures say nothing."""
+    """Why its state cannot be read: then the figures are empty."""
 
     @property
     def bytes(self) -> int:
@@ -73,21 +72,20 @@ class ShardSummary(BaseModel, frozen=True):
 
 
 async def overview(stack: Stack, prefix: str) -> list[ShardSummary]:
-    """See `Admin.overview`. A shard and an `Indexed` may have the same name. The names take six requests,
-    and two more for every few hundred."""
+    """See `Admin.overview`. A shard and an `Indexed` may have the same name. The names cost six requests, and
+    two more for every few hundred."""
     ids = [*(await names(stack, ShardId)).items(), *(await names(stack, IndexedId)).items()]
     named = sorted(pair for pair in ids if pair[0].startswith(prefix))
-    found: list[ShardSummary] = []
+    lines: list[ShardSummary] = []
     with progress("overview", len(named), "shards") as step:
         async for summary in summaries(stack, named):
-            found.append(summary)
+            lines.append(summary)
             step.advance(1)
-    return found
+    return lines
 
 
 async def summaries(stack: Stack, named: Iterable[tuple[str, ShardId]]) -> AsyncIterator[ShardSummary]:
-    """The summaries of these shards, in their order. For each a read of the head, of the rollup and of the
-    diffs since then."""
+    """The summaries of these shards, in order. Each reads the head, the rollup and later diffs."""
     now = await stack.consensus.now()
     async for summary in in_order(
         [partial(_summary, stack, name, shard, now) for name, shard in named], AHEAD, stack.supervisor
@@ -107,7 +105,7 @@ async def _summary(stack: Stack, name: str, shard: ShardId, now: float) -> Shard
 
 
 def summary_of(name: str, state: State, now: float) -> ShardSummary:
-    """The summary of a state, at a moment of the consensus store's clock."""
+    """The summary of a state; `now` is by the consensus store's clock."""
     parts = list(state.parts)
     blob_bytes = sum(part.size for part in parts if part.key is not None)
     lags = [view.lag_updates for view in views_of(state, now).values() if not view.expired]

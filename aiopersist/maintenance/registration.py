@@ -1,10 +1,11 @@
-"""One registration for all maintenance jobs of a shard in this client: it begins with the first job, and ends
-when there was no job for a while. If a job fails or is cancelled, no further job begins under the
-registration; it ends, with the claims taken under it, when the other jobs are done. Its lease is short, so
-that other processes take over soon after this one died.
+"""One registration for all maintenance jobs of a shard in this client. It begins with the first job, and ends
+after a while without jobs. If a job fails or is cancelled, no further job uses the registration; it ends,
+with its claims, when the other jobs are done. Its lease is short, so other processes take over soon after a
+crash.
 
-A process that stood still for longer than the lease finds its registration gone. That is no failure of the
-job: it begins anew under another registration (`under`). The parts that it uploaded are left to the sweep."""
+If a process stood still for longer than the lease, its registration has ended. The job does not fail: it
+starts again under another registration (`under`). The sweep deletes the parts that it had uploaded.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,8 +17,8 @@ from aiopersist.shard.shard import Shard
 
 T = TypeVar("T")
 
-LEASE_S = 60.0  # heartbeats renew it while a job works under it
-LINGER_S = 30.0  # less than the lease: an hour's appends register once, not at every compaction
+LEASE_S = 60.0  # heartbeats renew it while a job uses it
+LINGER_S = 30.0  # less than the lease: an hour of appends registers once, not at each compaction
 
 
 class SharedRegistration:
@@ -31,7 +32,7 @@ class SharedRegistration:
         self._lingering: asyncio.Task[None] | None = None
 
     async def under(self, job: Callable[[Registration], Awaitable[T]]) -> T:
-        """Do `job` under a registration; if that runs out meanwhile, from the beginning under another one."""
+        """Do `job` under a registration; if that runs out meanwhile, start again under another one."""
 
         async def attempt() -> T:
             async with self.held() as registration:
@@ -41,7 +42,7 @@ class SharedRegistration:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[Registration]:
-        """Around one job under the registration."""
+        """A context around one job under the registration."""
         async with self._beginning:
             if self._current is None or not self._current.alive:
                 lease_s = min(LEASE_S, self._shard.stack.settings.writer_lease_s)
@@ -59,7 +60,7 @@ class SharedRegistration:
             registration.release()
 
     async def release(self) -> None:
-        """End the registration as soon as no job works under it: now, or when the last one is done."""
+        """End the registration when no job uses it: now, or after the last one."""
         registration = self._current
         if registration is None:
             return
@@ -92,5 +93,5 @@ class SharedRegistration:
             async with asyncio.timeout(self._shard.stack.supervisor.patience_s()):
                 await registration.expire()
         except Exception as error:
-            what = f"ending a registration of {self._shard.label}, now left to its lease,"
-            self._shard.stack.supervisor.failures.report(what, error)
+            text = f"ending a registration of {self._shard.label}, which stays until its lease ends,"
+            self._shard.stack.supervisor.failures.report(text, error)

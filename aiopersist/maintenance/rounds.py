@@ -1,9 +1,9 @@
-"""Maintenance of all shards of a location, for a process that does nothing else: one round after the other.
+"""Maintenance of all shards of a location in rounds, for a process that does nothing else.
 
-A shard that has not changed since the round before, or was dropped, costs a share of one request for some
-hundred shards. Work that is due in a shard is done under claims, so that several processes share the work: a
-process that finds a claim goes on to the next shard. An idle shard is looked at again when a lease in it
-ends."""
+A shard that was dropped, or has not changed since the last round, costs a share of one request for some
+hundred shards. Claims let several processes share the work: a process that sees a claim continues with the
+next shard. An idle shard gets another look when one of its leases ends.
+"""
 
 from collections.abc import Callable
 from functools import partial, reduce
@@ -35,20 +35,20 @@ class MaintenanceRound(BaseModel, frozen=True):
     looked_at: int = 0
     """Shards that had changed."""
     compactions: int = 0
-    """How often several batches became one."""
+    """Compactions that were applied."""
     collections: int = 0
     """Shards in which versions and blobs were collected."""
     parts: int = 0
     """Blobs of parts that were deleted."""
     versions: int = 0
-    """Versions that were dropped from the consensus store."""
+    """Versions that were deleted from the consensus store."""
     failures: dict[str, str] = {}
-    """The failures, by shard; the other shards were maintained."""
+    """By shard; the other shards were maintained."""
 
     def plus(self, other: "MaintenanceRound") -> "MaintenanceRound":
         """The sum of both."""
-        mine, failures = self.model_dump(exclude={"failures"}), {**self.failures, **other.failures}
-        sums = {name: count + getattr(other, name) for name, count in mine.items()}
+        own, failures = self.model_dump(exclude={"failures"}), {**self.failures, **other.failures}
+        sums = {name: count + getattr(other, name) for name, count in own.items()}
         return MaintenanceRound(**sums, failures=failures)
 
     @property
@@ -57,7 +57,7 @@ class MaintenanceRound(BaseModel, frozen=True):
 
 
 class Idle(NamedTuple):
-    """A shard in which nothing is left to do, as long as it does not change and no lease in it ends."""
+    """A shard without due work, until it changes or one of its leases ends."""
 
     seqno: int
     """Its newest version."""
@@ -66,33 +66,33 @@ class Idle(NamedTuple):
 
 
 class Rounds:
-    """Remembers which shards have not changed since they were maintained."""
+    """Runs rounds, and remembers the shards that have not changed since."""
 
     def __init__(self, stack: Stack, maintenance_of: Callable[[str], ShardMaintenance]) -> None:
         self._stack = stack
         self._maintenance_of = maintenance_of
         self._idle: dict[str, Idle] = {}
         self._tombstones: dict[str, Tombstone] = {}
-        self._keeps_tombstones = False  # true where the store cannot remove keys
-        self._resting: dict[str, int] | None = None  # the record of those that stay; `None`: not read yet
-        self._names: dict[str, Naming] = {}  # those in use
-        self._began_at = inf  # the round before, by the store's clock
-        self._backing_off: dict[str, ShardMaintenance] = {}  # kept alive with their memory of failures
+        self._keeps_tombstones = False  # true if the store cannot remove keys
+        self._resting: dict[str, int] | None = None  # the record of tombstones that stay; `None`: not read
+        self._names: dict[str, Naming] = {}  # names in use
+        self._began_at = inf  # start of the last round, by the store's clock
+        self._backing_off: dict[str, ShardMaintenance] = {}  # keeps their backoffs alive
 
     async def once(self) -> MaintenanceRound:
-        """Look at every shard, and do the work that is due."""
+        """Look at every shard, and do the due work."""
         shards = await list_shards(self._stack)
         for remembered in (self._idle, self._tombstones):
             for shard in remembered.keys() - {*shards}:
                 del remembered[shard]
         now = await self._stack.consensus.now()
         self._forget_old_rounds(now)
-        known = {shard: idle.seqno for shard, idle in self._idle.items() if now <= idle.until}
-        known |= {shard: tombstone.seqno for shard, tombstone in self._tombstones.items()}
+        unchanged = {shard: idle.seqno for shard, idle in self._idle.items() if now <= idle.until}
+        unchanged |= {shard: tombstone.seqno for shard, tombstone in self._tombstones.items()}
         resting = self._resting = await read_resting(self._stack) if self._resting is None else self._resting
-        known |= {shard: resting[key] for shard in shards if (key := consensus_key(shard)) in resting}
+        unchanged |= {shard: resting[key] for shard in shards if (key := consensus_key(shard)) in resting}
         rounds = [MaintenanceRound(shards=len(self._idle))]
-        async for heads in read_heads(self._stack, shards, known):
+        async for heads in read_heads(self._stack, shards, unchanged):
             self._tombstones |= heads.tombstones
             counted = len(self._idle.keys() & heads.moved.keys())
             jobs = [partial(self._maintain_or_report, *moved) for moved in heads.moved.items()]
@@ -102,16 +102,16 @@ class Rounds:
         return reduce(MaintenanceRound.plus, rounds, MaintenanceRound())
 
     def _forget_old_rounds(self, now: float) -> None:
-        """Forget everything if the round before is longer ago than tombstones stay: once a tombstone is
-        removed, numbers of versions come again, and a shard that moved looks as if it had not."""
+        """Forget everything if the last round is longer ago than tombstones stay. After a tombstone is
+        removed, a new shard may have the same version numbers, and would look unchanged."""
         if now - self._began_at > self._stack.settings.tombstone_retention_s:
             for remembered in (self._idle, self._tombstones, self._names):
                 remembered.clear()
         self._began_at = now
 
     async def _remove_tombstones(self, resting: dict[str, int]) -> None:
-        """Remove old names that name nothing, and old tombstones. A tombstone that has a name yet stays,
-        since a shard could be created under that name. After a failure the next round tries again."""
+        """Remove unused old names, and old tombstones. A tombstone with a name stays, since a shard could be
+        created under that name. After a failure the next round tries again."""
         if self._keeps_tombstones:
             return
         oldest = await self._stack.consensus.now() - self._stack.settings.tombstone_retention_s
@@ -119,13 +119,13 @@ class Rounds:
             before = dict(resting)
             await forget_names(self._stack, self._names, resting)
             if self._stack.consensus.keeps_keys:
-                resting |= {consensus_key(shard): found.seqno for shard, found in self._tombstones.items()}
+                resting |= {consensus_key(shard): old.seqno for shard, old in self._tombstones.items()}
                 if resting != before:
                     await add_resting(self._stack, resting)
                 return
             named = {naming.shard for naming in self._names.values()}
             old = [(s, t) for s, t in self._tombstones.items() if t.at < oldest and s not in named]
-            jobs = [partial(remove_tombstone, self._stack, *found) for found in old]
+            jobs = [partial(remove_tombstone, self._stack, *tombstone) for tombstone in old]
             await run_bounded(self._stack.settings.compactions_max, jobs)
         except Unsupported:
             self._keeps_tombstones = True
@@ -136,8 +136,8 @@ class Rounds:
         try:
             return await self._maintain(shard, head)
         except ShardFinalized:
-            return MaintenanceRound(shards=1)  # finalized meanwhile: the next round deletes its data
-        except Exception as error:  # any error: the other shards are maintained
+            return MaintenanceRound(shards=1)  # the next round deletes its data
+        except Exception as error:  # any error: continue with the other shards
             maintenance = self._maintenance_of(shard)
             if maintenance.backoffs:
                 self._backing_off[shard] = maintenance
@@ -168,13 +168,13 @@ class Rounds:
         )
 
     async def _remember(self, shard: str, maintenance: ShardMaintenance) -> None:
-        """Note whether the shard is idle. It is not while it has a claim, which may become void without a new
-        version, or a policy by age, which falls due without one."""
+        """Note whether the shard is idle. A claim may become void, and a policy by age may become due,
+        without a new version; such a shard is not idle."""
         state = maintenance.shard.state
         by_age = any(policy.seconds is not None for policy in state.retention.values())
-        left = plan(state, 2, await self._stack.consensus.now()) is not None or can_collect(state)
-        if not left and not by_age and not state.claims:
+        has_work = plan(state, 2, await self._stack.consensus.now()) is not None or can_collect(state)
+        if not has_work and not by_age and not state.claims:
             self._idle[shard] = Idle(state.seqno, first_expiry(state))
         self._backing_off.pop(shard, None)
-        if left and maintenance.backoffs:
+        if has_work and maintenance.backoffs:
             self._backing_off[shard] = maintenance

@@ -1,8 +1,7 @@
 """The maintenance of one shard by one client, as single steps. `background.py` decides when they run;
 `compact/local.py` and `gc/` do the work.
 
-All steps work under one *registration* of a writer (`registration.py`), since every blob and every claim
-names a writer.
+All steps use one *registration* of a writer (`registration.py`), since every blob and claim names a writer.
 """
 
 from functools import partial
@@ -23,9 +22,9 @@ from aiopersist.state.lifecycle import ExpireOverdue
 from aiopersist.state.model import COLLECTION, State
 from aiopersist.state.retention import ApplyRetention
 
-GARBAGE_SHARE = 4  # garbage of a quarter of the bytes in use is collected before the next rollup is due
+GARBAGE_SHARE = 4  # garbage of a quarter of the bytes in use is collected before the next rollup
 GARBAGE_BYTES_MIN = MIB // 16  # unless it is less than this
-SINCE, PLAN, LOOK = "since", "plan", "look"  # jobs that back off, beside the collection
+SINCE, PLAN, LOOK = "since", "plan", "look"  # with the collection the jobs that back off
 JOBS = (COLLECTION, SINCE, PLAN, LOOK)
 
 
@@ -42,27 +41,23 @@ class ShardMaintenance:
     # --- steps -----------------------------------------------------------------------------------
 
     async def expire_overdue(self) -> None:
-        """End the readers and writers whose leases ran out, as any commit does: an idle shard has no commits.
-        No commit where no lease ran out."""
+        """End the readers and writers whose leases ran out. Any commit does this, but an idle shard has none.
+        One commit if a lease ran out."""
         await commit(self.shard.register, ExpireOverdue())
 
     async def move_since(self, *, exact: bool) -> None:
-        """Move since to where the policy wants it. At most one commit."""
+        """Move since according to the policy. At most one commit."""
         with self.backoffs.trying(SINCE) as trial:
             await commit(self.shard.register, ApplyRetention(exact))
             trial.done = True
 
     async def compact(
-        self,
-        inputs_min: float = ANY,
-        *,
-        large: bool | None = None,
-        claims_all: bool = False,
+        self, inputs_min: float = ANY, *, large: bool | None = None, claims_all: bool = False
     ) -> int:
-        """Do the compactions that the spine asks for, until no spec has `inputs_min` inputs by weight; says
-        how many compactions were applied. `large`: only those that take the memory of a compaction (`True`),
-        or only the others (`False`). `claims_all`: take a claim also for work that costs less than a claim. A
-        compaction that failed backs off."""
+        """Do the compactions that the spine asks for, until no spec has `inputs_min` inputs by weight;
+        returns how many were applied. `large`: only those that need the memory of a compaction (`True`), or
+        only the others (`False`). `claims_all`: take a claim even for work that costs less than a claim. A
+        failed compaction backs off."""
         done = 0
         while (spec := await self._next(inputs_min, large)) is not None:
             job = partial(compact, self.shard, spec, claims_all=claims_all)
@@ -84,7 +79,7 @@ class ShardMaintenance:
 
     def _planned(self, inputs_min: float, large: bool | None, now: float) -> Spec | None:
         state, settings = self.shard.state, self._stack.settings
-        self.backoffs.forget(lambda key: key in JOBS or key in state.batches)
+        self.backoffs.keep(lambda key: key in JOBS or key in state.batches)
 
         def suits(spec: Spec) -> bool:
             is_large = spec.goodbytes > whole_bytes(settings)
@@ -98,15 +93,15 @@ class ShardMaintenance:
 
     @property
     def owes_collection(self) -> bool:
-        """Whether an idle shard has anything to collect, and the collection does not back off."""
+        """Whether an idle shard has garbage, and the collection does not back off."""
         state = self.shard.state
         owed = can_collect(state) or has_long_tail(state, self._stack.settings)
         return owed and COLLECTION not in self.backoffs
 
     async def collect(self) -> Collected | None:
-        """Write a rollup of the current state, if that frees more, and collect the garbage;
-        `None` if another process collects, or has meanwhile."""
-        seen = self.shard.state  # before it registers: a collection by another process after this counts
+        """Write a rollup of the current state if that frees more, and collect the garbage; `None` if another
+        process collects, or has collected meanwhile."""
+        seen = self.shard.state  # before the registration: a later collection of another process counts
         with self.backoffs.trying(COLLECTION) as trial:
             collected = await self.registration.under(partial(self._collect, seen))
             trial.done = collected is not None
@@ -121,20 +116,20 @@ class ShardMaintenance:
         if (seen.latest_rollup or 0) < seen.dropped_at or has_long_tail(seen, self._stack.settings):
             await write_rollup(self.shard, writer)
         collected = await collect(self.shard, writer)
-        # a collection that reached nothing has not ended its claim; after any other this is no commit
+        # a collection without garbage has not ended its claim; after any other this commits nothing
         await commit(register, ReleaseClaim(writer, COLLECTION))
         return collected
 
     @property
     def has_replaced_much(self) -> bool:
-        """Whether compactions of this process have left much garbage, compared with the bytes in use."""
+        """Whether compactions of this process left much garbage, compared with the bytes in use."""
         live = sum(part.size for batch in self.shard.state.batches.values() for part in batch.parts)
         return self._replaced_bytes > max(live // GARBAGE_SHARE, GARBAGE_BYTES_MIN)
 
     # --- on demand -------------------------------------------------------------------------------
 
     async def force_compaction(self) -> None:
-        """Make all batches one, and return when that is applied."""
+        """Compact all batches to one, and return when that is applied."""
         await self.shard.open()
         await self.move_since(exact=True)
         state = self.shard.state
@@ -144,12 +139,11 @@ class ShardMaintenance:
         await self.registration.under(partial(compact_all, self.shard, last=last, since=since))
 
     async def roll_up(self) -> None:
-        """Write a rollup of the current state, unless a newer one is there."""
+        """Write a rollup of the current state, unless there is a newer one."""
         await self.registration.under(lambda registration: write_rollup(self.shard, registration.writer))
 
     async def force_collection(self) -> Collected:
-        """Write a rollup of the current state, and collect the garbage, even while another
-        process collects."""
+        """Write a rollup of the current state, and collect the garbage, even if another process does."""
         state = await self.shard.register.refresh()
         if state is not None and not state.finalized:
             await self.roll_up()

@@ -1,9 +1,8 @@
-"""When a client needs the code of maintenance, which is a tenth of the library: a process that only reads,
-and ends soon, never imports it.
+"""When a client imports the code of maintenance, a tenth of the library: a short process that only reads
+never does.
 
-It is imported when this process has changed the contents of a shard, when the client has had a shard open for
-a second, or when a call asks for it; on a worker thread, beside the event loop. What a shard owes by then is
-begun at once.
+The import happens when this process has changed the contents of a shard, when the client has had a shard open
+for a second, or when a call needs it. It runs on a worker thread. Then all work that is due begins at once.
 """
 
 from typing import TYPE_CHECKING
@@ -30,13 +29,13 @@ class Upkeep:
         self._background = background
         self._maintenance: Maintenance | None = None
         self._early: WeakValueDictionary[str, Shard] = WeakValueDictionary()
-        """The shards that were seen before."""
+        """The shards that were added before the import."""
         self._contents: dict[str, tuple[Antichain, Antichain]] = {}
         """By shard, the frontiers after the first commit of this process."""
         self._waiting = self._importing = False
 
     def add(self, shard: Shard) -> None:
-        """Be ready to maintain `shard`, and do the maintenance that its commits owe in the background."""
+        """Be ready to maintain `shard`, and maintain it in the background after commits."""
         if self._maintenance is None and are_imported([CODE]):
             self.now()
         if self._maintenance is not None:
@@ -50,7 +49,7 @@ class Upkeep:
                 self._stack.supervisor.background(self._later(), "wait for maintenance")
 
     def now(self) -> "Maintenance":
-        """The maintenance, imported here if that did not happen before."""
+        """The maintenance; imports it if necessary."""
         if self._maintenance is None:
             from aiopersist.maintenance.background import Maintenance
 
@@ -66,18 +65,18 @@ class Upkeep:
         return self._maintenance
 
     async def ready(self) -> "Maintenance":
-        """The same; what is imported is imported on a thread."""
+        """As `now`, with the import on a thread."""
         if not are_imported([CODE]):
             await self._stack.imported(CODE)
         return self.now()
 
     async def aclose(self) -> None:
-        """End the registrations, and so the claims of the work that is cut off."""
+        """End the registrations, and with them the claims of cancelled work."""
         if self._maintenance is not None:
             await self._maintenance.aclose()
 
     def _committed(self, state: State) -> None:
-        """A commit of this process. One that registers a reader or a writer changes no contents."""
+        """After a commit of this process. The registration of a reader or writer changes no contents."""
         contents = (state.since, state.upper)
         if self._contents.setdefault(state.shard, contents) != contents and not self._importing:
             self._importing = True

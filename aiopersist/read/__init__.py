@@ -2,10 +2,10 @@
 
 | module                        | what it has                                                     |
 |-------------------------------|-----------------------------------------------------------------|
-| `handle`, `open`, `session`   | the read handle, its opening, and what its calls share          |
+| `handle`, `open`, `session`   | the read handle, and the state that its calls share             |
 | `snapshot`, `stream`, `query` | the contents at one time                                        |
 | `listen`, `cursor`, `puller`, `interval`, `bound` | all later updates, as they come            |
-| `feed`, `places`              | updates in steps: perhaps the contents first, then what follows |
+| `feed`, `cut`, `places`       | updates in steps: perhaps the contents first, then the updates  |
 | `since`                       | a hold that never expires                                       |
 | `leased`, `shared_read`, `range` | reads that several processes share                           |
 

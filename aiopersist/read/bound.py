@@ -1,9 +1,9 @@
-"""Bounds the steps of a listen: a consumer that comes back after a week must not get the week at once.
+"""Bounds the steps of a listen: a consumer that returns after a week must not get the week at once.
 
-An interval ends between two batches, if there are some before that are small enough. In a large batch the
-updates lie by key, and nothing says which parts have those of the next times. So all of it is read, once: the
-*earliest* updates that fit into memory are kept, and handed out in steps, by time. What comes behind them
-needs another pass over the batch. The updates of one time stay together. Int times only.
+An interval ends between two batches, as long as the batches are small. A large batch is sorted by key, and no
+index tells which parts have the next times. So the listen reads all of it, keeps the *earliest* updates that
+fit into memory, and delivers them in steps by time. The later updates need another pass over the batch.
+Updates of one time stay together. Int times only.
 """
 
 from math import ceil
@@ -14,11 +14,11 @@ from aiopersist.data.updates.times import filter_times
 from aiopersist.read.interval import batches_of
 from aiopersist.state.model import HollowBatch, State
 
-KEPT = 0.75  # of the updates that are too many: the next ones need room, and a pass should give much
+KEPT = 0.75  # share of the updates that stay when memory is full: room for the next ones, yet few passes
 
 
 class StepBound:
-    """How many bytes a step has, and a pass keeps: about, as far as times can be cut."""
+    """About how many bytes a step has, and a pass keeps. One time is never divided."""
 
     def __init__(self, step_bytes: int, memory_bytes: int) -> None:
         self._step_bytes = step_bytes
@@ -34,16 +34,16 @@ class StepBound:
         return upper
 
     def earliest(self, upper: Antichain) -> "EarliestUpdates":
-        """Takes the updates of the interval that ends there."""
+        """For the updates of the interval that ends at `upper`."""
         return EarliestUpdates(upper, self._step_bytes, self._memory_bytes)
 
 
 class EarliestUpdates:
-    """The earliest updates of an interval, which come in any order; then the steps that they make."""
+    """Collects the earliest updates of an interval, which come in any order, then makes steps of them."""
 
     def __init__(self, upper: Antichain, step_bytes: int, memory_bytes: int) -> None:
         self.upper = upper
-        """Those before it are kept."""
+        """Updates before it are kept."""
         self._step_bytes = step_bytes
         self._memory_bytes = self._bytes_max = memory_bytes
         self._tables: list[pa.Table] = []
@@ -51,11 +51,11 @@ class EarliestUpdates:
         """Their bytes."""
 
     def add(self, updates: "pa.Table") -> None:
-        """Take some more."""
+        """Add more updates, and drop late ones if memory is full."""
         self._keep([*self._tables, filter_times(updates, upper=self.upper)])
         if self.size > self._bytes_max:
             self._drop_late()
-            self._bytes_max = max(self._memory_bytes, ceil(self.size / KEPT))  # those of one time stay
+            self._bytes_max = max(self._memory_bytes, ceil(self.size / KEPT))  # one time may be larger
 
     def _keep(self, tables: "list[pa.Table]") -> None:
         self._tables = [table for table in tables if table.num_rows]
@@ -69,7 +69,7 @@ class EarliestUpdates:
             self._keep([filter_times(table, upper=upper) for table in self._tables])
 
     def _times_at(self, shares: list[float]) -> list[int]:
-        """The times of the updates behind these shares of them."""
+        """The times at these quantiles."""
         column = pa.chunked_array([chunk for table in self._tables for chunk in table.column("time").chunks])
         return pc.quantile(column, shares, interpolation="lower").to_pylist()  # type: ignore[no-any-return]
 
@@ -81,10 +81,10 @@ class EarliestUpdates:
         return [*(end for end in ends if end < self.upper), self.upper]
 
     def take(self, end: Antichain) -> "list[pa.Table]":
-        """The updates before `end`; they are kept no longer."""
-        taken = [filter_times(table, upper=end) for table in self._tables]
+        """Remove and return the updates before `end`."""
+        tables = [filter_times(table, upper=end) for table in self._tables]
         self._keep([filter_times(table, lower=end) for table in self._tables])
-        return [table for table in taken if table.num_rows]
+        return [table for table in tables if table.num_rows]
 
 
 def _bytes_of(batch: HollowBatch) -> int:

@@ -1,9 +1,8 @@
 """Cursors: the position of a listen as a short string that is safe in a header.
 
-A cursor names the shard, the frontier delivered so far, and the version of the state at which it was taken,
-by seqno and commit id. If another version has that seqno by now, or it lies beyond the head, the store was
-restored from a backup, and resuming would skip or repeat updates unnoticed. A cursor keeps no history; a hold
-does.
+A cursor names the shard, the delivered frontier, and the version of the state at that moment, by seqno and
+commit id. If that version is later not in the log, the store was restored from a backup: to resume would skip
+or repeat updates unnoticed. A cursor keeps no history; a hold does.
 """
 
 import base64
@@ -24,7 +23,7 @@ _COMMIT = re.compile(r"[0-9A-Za-z-]{1,36}(\.[0-9a-f]{8})?", re.ASCII)  # with it
 
 
 class OfAnotherHistory(Corruption):
-    """A cursor that was good before the store was restored from a backup."""
+    """A cursor from before the store was restored from a backup."""
 
 
 class Cursor(NamedTuple):
@@ -33,7 +32,7 @@ class Cursor(NamedTuple):
     shard: str
     frontier: Antichain
     as_of: Time | None
-    """The time to which product times are advanced, or that of a snapshot that was not delivered yet."""
+    """The time to which product times are advanced, or of a snapshot that was not delivered yet."""
     snapshot: bool
     """Whether the listen starts with the snapshot at `as_of`."""
     seqno: int
@@ -42,17 +41,9 @@ class Cursor(NamedTuple):
 
 def encode(cursor: Cursor) -> str:
     """The cursor as text."""
-    return text_of(
-        [
-            VERSION,
-            cursor.shard,
-            cursor.frontier.elements,
-            cursor.as_of,
-            int(cursor.snapshot),
-            cursor.seqno,
-            cursor.commit,
-        ]
-    )
+    as_of, snapshot = cursor.as_of, int(cursor.snapshot)
+    place = cursor.frontier.elements, as_of, snapshot, cursor.seqno, cursor.commit
+    return text_of([VERSION, cursor.shard, *place])
 
 
 def text_of(values: list[Any]) -> str:
@@ -62,7 +53,7 @@ def text_of(values: list[Any]) -> str:
 
 
 def values_of(text: str) -> Any:
-    """The values again; `ValueError` (of which `binascii.Error` is one) or `TypeError` for garbage."""
+    """The values of `text_of`; `ValueError` (`binascii.Error` is one) or `TypeError` for garbage."""
     data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     if zlib.crc32(data[4:]) != int.from_bytes(data[:4], "big"):
         raise ValueError("checksum")
@@ -73,15 +64,15 @@ def values_of(text: str) -> Any:
 
 
 def decode(text: object, shard: str) -> Cursor:
-    """The cursor of `text`; `InvalidUsage` of kind `INVALID_CURSOR` for garbage or another shard's."""
+    """The cursor of `text`; `InvalidUsage` of kind `INVALID_CURSOR` for garbage or for another shard."""
     if not isinstance(text, str):
         raise _invalid(f"{shown(text, 40)} is no cursor")
     try:
-        version, found, elements, as_of, snapshot, seqno, commit = values_of(text)
+        version, shard_id, elements, as_of, snapshot, seqno, commit = values_of(text)
         if (version, type(version)) != (VERSION, int):
             raise ValueError("version")
         cursor = Cursor(
-            checked(found, str),
+            checked(shard_id, str),
             Antichain(*map(_time, checked(elements, list))),
             None if as_of is None else check_time(_time(as_of)),
             _FLAGS[checked(snapshot, int)],
@@ -100,16 +91,15 @@ def decode(text: object, shard: str) -> Cursor:
 
 
 def check_shape(cursor: Cursor, time_length: int | None) -> None:
-    """`InvalidUsage` of kind `INVALID_CURSOR` unless its times have that length (`None`: ints), as those of
-    the shard have."""
+    """`InvalidUsage` of kind `INVALID_CURSOR` unless its times have `time_length` (`None`: ints)."""
     times = (*cursor.frontier.elements, *(() if cursor.as_of is None else (cursor.as_of,)))
     lengths = {len(time) if isinstance(time, tuple) else None for time in times}
     if lengths - {time_length} or (time_length is not None and cursor.as_of is None):
-        raise _invalid("the times of the cursor are not of the form of those of its shard")
+        raise _invalid("the times of the cursor do not have the shape of the shard's times")
 
 
 def checked(value: Any, kind: type[T]) -> T:
-    """A value of JSON, if it is of that type; else `TypeError`. A bool is no int."""
+    """A value of JSON; `TypeError` unless it is of exactly this type: a bool is no int."""
     if type(value) is not kind:
         raise TypeError(kind.__name__)
     return value

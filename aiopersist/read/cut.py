@@ -1,4 +1,4 @@
-"""Cuts the batches of contents into smaller ones, for steps of bounded size."""
+"""Cuts batches of contents into smaller ones, for steps of bounded size."""
 
 from collections import deque
 
@@ -6,22 +6,22 @@ from aiopersist.data.lazy import pa
 from aiopersist.read.snapshot import Items
 
 
-def batches_in(some: "pa.RecordBatch | pa.Table") -> "list[pa.RecordBatch]":
-    """The batches that some rows are made of."""
-    return [some] if isinstance(some, pa.RecordBatch) else some.to_batches()
+def batches_in(rows: "pa.RecordBatch | pa.Table") -> "list[pa.RecordBatch]":
+    """The record batches of `rows`."""
+    return [rows] if isinstance(rows, pa.RecordBatch) else rows.to_batches()
 
 
 class CutBatches:
-    """The batches, each of about `bytes_max` at most."""
+    """The batches, each of at most about `bytes_max`."""
 
     def __init__(self, batches: "Items[pa.RecordBatch]", bytes_max: int) -> None:
         self._batches = batches
         self._bytes_max = bytes_max
         self._rest: deque[pa.RecordBatch] = deque()
-        """Of a batch that was larger."""
+        """Of a larger batch."""
 
     async def next(self) -> "pa.RecordBatch | None":
-        """The next one; `None` behind the last one."""
+        """The next batch; `None` after the last one."""
         if not self._rest:
             batch = await anext(self._batches, None)
             if batch is None or batch.nbytes <= self._bytes_max:
@@ -31,6 +31,6 @@ class CutBatches:
         return self._rest.popleft()
 
     async def aclose(self) -> None:
-        """Read no more of them."""
+        """Stop reading."""
         self._rest.clear()
         await self._batches.aclose()

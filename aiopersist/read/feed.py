@@ -1,13 +1,15 @@
-"""The updates of a shard in steps, from any position on: perhaps its contents, then all that follows.
+"""The updates of a shard in steps, from any position on: perhaps its contents, then all later updates.
 
-The contents come in steps of bounded size, in the order of rows. A position within them says their time and
-the last key that was delivered: a step ends with all rows of a key, if it has others before. Where a single
-key has more rows than a step, and for keys that are too long or cannot be compared, it says how many rows
-from some key on were delivered. Contents at one time never change, so these rows are the same whenever, and
-however compacted, they are read again; but only under the same schema, and for the same choice of keys.
-Behind the contents it is a listen, whose steps are bounded as far as times can be cut. Int times only.
+The contents come in steps of bounded size, in the order of rows. A position within them has their time and
+the last delivered key. A step ends after the last row of a key, unless all its rows have one key.
 
-A store that does not answer ends a wait. The next one goes on behind the last step.
+If a key has more rows than a step, or if keys are too long or have no order, the position counts the rows
+that were delivered from some key on. Contents at one time never change, whatever compaction does. So a later
+read can skip these rows, if the schema and the choice of keys are the same.
+
+After the contents comes a listen. Its steps are bounded, but one time is never divided. Int times only.
+
+If a store does not answer, the wait fails. The next one continues after the last step.
 """
 
 import asyncio
@@ -43,16 +45,16 @@ K = TypeVar("K")
 V = TypeVar("V")
 T = TypeVar("T")
 
-STEP_GROUPS = 4  # row groups that a step has at most, as far as keys and times can be cut
-LISTEN_GROUPS = 2  # the same of the updates that a bounded feed reads ahead
-KEY_CHARS_MAX = 1024  # of the key in a position: it lies in cursors, and in the state of a subscription
+STEP_GROUPS = 4  # row groups in a step at most; a key or a time is not divided if possible
+LISTEN_GROUPS = 2  # row groups of updates that a bounded feed reads ahead
+KEY_CHARS_MAX = 1024  # of the key in a position, which is part of cursors and of subscriptions' states
 
 
 class UpdatesStep(NamedTuple):
-    """Some updates, and where the feed stands behind them."""
+    """Some updates, and the position after them."""
 
     updates: "pa.Table"
-    """Columns `key`, `val`, `time`, `diff`; of the contents at their time, in the order of rows."""
+    """Columns `key`, `val`, `time`, `diff`. Contents are at their time, in the order of rows."""
     position: Position
     cursor: str
     contents: bool
@@ -64,9 +66,8 @@ class UpdatesStep(NamedTuple):
 
 
 class UpdateFeed(Resource, Generic[K, V]):
-    """See the header. One of the openings comes first. A wait may be cancelled and repeated. `where` chooses
-    rows of the contents, all or none of a key; `chosen` tells this choice from others. `step_bytes`: about
-    so many has a step, instead of some row groups."""
+    """See the header. Call one of the `open_` methods first. A wait may be cancelled and repeated. `where`
+    filters the contents, by keys; `chosen` identifies this filter. `step_bytes`: the size of a step."""
 
     def __init__(
         self,
@@ -84,119 +85,118 @@ class UpdateFeed(Resource, Generic[K, V]):
         self._joined_bytes = min(self._step_bytes, group_bytes)
         self._ahead_bytes = None if step_bytes is None else LISTEN_GROUPS * group_bytes
         self._turns = None if step_bytes is None else session.fetch.stack.turns
-        self._held = AsyncExitStack()
+        self._exits = AsyncExitStack()
         self._snapshot: Snapshot[K, V] | None = None
-        """What the contents come from. It keeps blobs, so it is closed behind them; one at a position that
-        others hold is not opened before a step is asked for."""
+        """The source of the contents, closed after the last one. After `open_at`, the first step opens it."""
         self._contents: CutBatches | None = None
         self._batch: Any = None
-        """The next batch of the contents, read ahead: so that the last one is known."""
+        """The next batch of the contents, read ahead to recognize the last one."""
         self._within: WithinContents | None = None
-        """Where it stands within the contents, as long as these come."""
-        self._left_out = 0
-        """Rows of the contents that were read again, and lie before the position."""
+        """The position within the contents; `None` after them."""
+        self._skipped = 0
+        """Rows before the position that were read again and skipped."""
         self._listen: Listen[K, V] | None = None
         self._steps: Steps[K, V] | None = None
         self._taking = asyncio.Lock()
-        self._taken: UpdatesStep | None = None
-        """A step that was not handed over yet: its wait was cancelled."""
-        self._behind_last: UpdatesStep | None = None
-        """The last step that was handed over, without its updates."""
+        self._undelivered: UpdatesStep | None = None
+        """A step whose wait was cancelled."""
+        self._last: UpdatesStep | None = None
+        """The last delivered step, without its updates."""
         self._closed = False
 
     # --- opening ---------------------------------------------------------------------------------
 
     async def open_contents(self, as_of: int | datetime | None = None) -> None:
-        """Begin with the contents of now, or at `as_of`; with what comes, if nothing was ever written."""
-        async with AsyncExitStack() as held:
-            listen = await self._begun(as_of, None, held)
-            self._opened(listen, held)
+        """Begin with the contents now or at `as_of`; with later updates, if nothing was ever written."""
+        async with AsyncExitStack() as exits:
+            listen = await self._snapshot_and_listen(as_of, None, exits)
+            self._adopt(listen, exits)
 
     async def open_now(self) -> None:
         """Begin at the upper."""
-        async with AsyncExitStack() as held:
-            self._opened(await held.enter_async_context(self._handle.listen()), held)
+        async with AsyncExitStack() as exits:
+            self._adopt(await exits.enter_async_context(self._handle.listen()), exits)
 
     async def open_cursor(self, cursor: str) -> None:
-        """Go on behind the step of that cursor."""
+        """Continue after the step of that cursor."""
         within = within_of_session(cursor, self._session)
         self._check_counted(within)
-        async with AsyncExitStack() as held:
+        async with AsyncExitStack() as exits:
             if within is None:
-                listen = await held.enter_async_context(self._handle.listen(cursor=cursor))
+                listen = await exits.enter_async_context(self._handle.listen(cursor=cursor))
             else:
-                listen = await self._begun(within.as_of, within, held)
-            self._opened(listen, held)
+                listen = await self._snapshot_and_listen(within.as_of, within, exits)
+            self._adopt(listen, exits)
 
     async def open_at(self, position: Position) -> None:
-        """Go on at `position`, whose history is held until the step behind it is handed over: not here."""
+        """Continue at `position`. Until the next step is delivered, the caller holds its history."""
         self._within = within = position.contents
         self._check_counted(within)
         frontier = position.frontier if within is None else successor(within.as_of)
-        async with AsyncExitStack() as held:
-            self._opened(await held.enter_async_context(await listen_from(self._handle, frontier)), held)
+        async with AsyncExitStack() as exits:
+            self._adopt(await exits.enter_async_context(await listen_from(self._handle, frontier)), exits)
 
-    async def _begun(
-        self, as_of: int | datetime | None, within: WithinContents | None, held: AsyncExitStack
+    async def _snapshot_and_listen(
+        self, as_of: int | datetime | None, within: WithinContents | None, exits: AsyncExitStack
     ) -> Listen[K, V]:
         """Open a snapshot and, behind it, a listen; no snapshot if nothing was ever written."""
         await self._ready_to_filter(within)
         try:
-            snapshot: Snapshot[K, V] = await held.enter_async_context(self._handle.snapshot(as_of))
+            snapshot: Snapshot[K, V] = await exits.enter_async_context(self._handle.snapshot(as_of))
         except NotReadable as error:
             if error.as_of is not None:
                 raise
             listen = await self._handle.listen()
             if listen.frontier == minimum(None):
-                return await held.enter_async_context(listen)
+                return await exits.enter_async_context(listen)
             await listen.aclose()  # the first append came meanwhile
-            return await self._begun(as_of, within, held)
-        listen = await held.enter_async_context(self._handle.listen(snapshot.as_of))
+            return await self._snapshot_and_listen(as_of, within, exits)
+        listen = await exits.enter_async_context(self._handle.listen(snapshot.as_of))
         self._within = within or WithinContents(as_of=as_int(snapshot.as_of))
         self._read(snapshot)
         return listen
 
     def _check_counted(self, within: WithinContents | None) -> None:
-        """Behind all rows of a key, the keys have to be the same; else the rows."""
+        """`INVALID_CURSOR` unless a counted position selects the same rows: after all rows of a key, the keys
+        must be the same; else the rows."""
         if within is None or within.schema_id is None:
             return
         is_alike = (within.schema_id, within.chosen) == (self._schema_id, self._chosen)
         if not is_alike and not (within.is_key_done and self._has_keys_of(within.schema_id)):
-            text = "the place lies among rows that were counted under another schema, or for other keys"
-            raise InvalidUsage(UsageKind.INVALID_CURSOR, f"{text}: go on with these, or begin anew")
+            text = "the position counts rows under another schema, or with another choice of keys"
+            raise InvalidUsage(UsageKind.INVALID_CURSOR, f"{text}: use the same ones, or start again")
 
     def _has_keys_of(self, schema_id: int) -> bool:
-        """Whether the keys of that schema of the shard are of the same type: fewer fields make one key of
-        several."""
+        """Whether the keys of that schema have the same type: with fewer fields, several keys become one."""
         shard, key = self._session.shard, self._session.schema.arrow_schema.field("key")
         is_known = schema_id in shard.state.schemas
         return is_known and bool(shard.schema(schema_id).arrow_schema.field("key").equals(key))
 
     async def _ready_to_filter(self, within: WithinContents | None) -> None:
-        """Import what `_rest` needs, on a worker thread."""
+        """Import the module for the filters of `_rest`, on a worker thread."""
         if self._where is not None or (within is not None and within.key is not None):
             await self._session.shard.stack.imported("pyarrow.acero")
 
     def _read(self, snapshot: Snapshot[K, V]) -> None:
         self._snapshot = snapshot
         self._contents = CutBatches(snapshot.batches(self._rest()), self._step_bytes)
-        self._batch, self._left_out = None, 0
+        self._batch, self._skipped = None, 0
 
     async def _open_snapshot(self, as_of: int) -> None:
-        """Open what the contents come from. What was closed meanwhile keeps nothing."""
-        if self._snapshot is not None:  # the reading of it failed
+        """Open the source of the contents. Closes it at once if the feed was closed meanwhile."""
+        if self._snapshot is not None:  # a read of it failed
             self._read(self._snapshot)
             return
         await self._ready_to_filter(self._within)
         snapshot: Snapshot[K, V] = await self._handle.snapshot(as_of)
-        self._held.push_async_exit(snapshot)
+        self._exits.push_async_exit(snapshot)
         self._read(snapshot)
         if self._closed:
-            await self._held.aclose()
+            await self._exits.aclose()
 
-    def _opened(self, listen: Listen[K, V], held: AsyncExitStack) -> None:
+    def _adopt(self, listen: Listen[K, V], exits: AsyncExitStack) -> None:
         bound_steps(listen, self._step_bytes, self._ahead_bytes)
-        self._held, self._listen, self._steps = held.pop_all(), listen, listen.steps()
+        self._exits, self._listen, self._steps = exits.pop_all(), listen, listen.steps()
 
     def _rest(self) -> "Expression | None":
         """The rows of the contents from the key of the position on."""
@@ -214,9 +214,9 @@ class UpdateFeed(Resource, Generic[K, V]):
 
     @property
     def position(self) -> Position:
-        """Where it stands: behind the last step that was handed over."""
-        if self._behind_last is not None:
-            return self._behind_last.position
+        """The position after the last delivered step."""
+        if self._last is not None:
+            return self._last.position
         assert self._listen is not None
         if self._within is not None:
             return Position(frontier=Antichain(self._within.as_of), contents=self._within)
@@ -224,8 +224,8 @@ class UpdateFeed(Resource, Generic[K, V]):
 
     @property
     def cursor(self) -> str:
-        """A text by which a feed goes on where this one stands."""
-        return self._cursor if self._behind_last is None else self._behind_last.cursor
+        """`position` as text: another feed continues from there."""
+        return self._cursor if self._last is None else self._last.cursor
 
     @property
     def _cursor(self) -> str:
@@ -235,52 +235,53 @@ class UpdateFeed(Resource, Generic[K, V]):
         return self._listen.cursor
 
     def check_with(self, check: Callable[[State], None]) -> None:
-        """Call `check` with each newer state during a wait; what it raises ends the wait, and the feed."""
+        """Call `check` with each newer state during a wait; its error ends the wait and the feed."""
         assert self._listen is not None
         check_with(self._listen, check)
 
     @property
     def stack(self) -> Stack:
-        """What it works with."""
         return self._session.fetch.stack
 
     @property
     def version(self) -> int:
-        """The newest version of the shard that this process knows."""
+        """The newest version of the shard that this process has seen."""
         state = self._session.shard.register.state
         assert state is not None  # it was opened
         return state.seqno
 
     async def left_behind(self, version: int) -> None:
-        """Return when the shard has a version beyond that one. It may be cancelled."""
+        """Return when the shard has a version beyond `version`. The wait may be cancelled."""
         await self._session.shard.register.wait(lambda state: state if state.seqno > version else None)
 
     def anew(self) -> "UpdateFeed[K, V]":
-        """Another feed of the same rows, to be opened."""
+        """Another feed of the same rows, not opened yet."""
         return UpdateFeed(self._session, self._where, self._chosen)
 
     def let_go(self) -> None:
-        """Forget what was read ahead of the contents, unless a step is waited for: the next one reads it."""
+        """Free contents that were read ahead, unless a call waits for a step. The next one reads again."""
         self.stack.turns.forget(self.let_go)
         if self._contents is not None and not self._taking.locked():
-            self.stack.supervisor.spawn(self._let_go(), "let go what was read ahead", abandon=True)
+            self.stack.supervisor.spawn(self._let_go(), "free contents that were read ahead", abandon=True)
 
     async def _let_go(self) -> None:
         async with self._taking:
-            if self._taken is None and (contents := self._contents) is not None:
+            if self._undelivered is None and (contents := self._contents) is not None:
                 self._contents = self._batch = None
                 await contents.aclose()
 
     async def next(self, form: Callable[[UpdatesStep], T]) -> T:
-        """What `form` makes of the next step, on a worker thread unless that has few rows.
-        `StopAsyncIteration` behind the last step of a shard that is closed."""
+        """The next step, converted by `form`, on a worker thread unless it has few rows. `StopAsyncIteration`
+        after the last step of a shard whose upper is empty."""
         async with self._taking:
-            if self._taken is None:
-                self._taken = await self._next()
-            made = await self._session.fetch.stack.compute_rows(self._taken.updates, form, self._taken)
-            nothing = empty_table(self._session.schema.arrow_schema)
-            self._behind_last, self._taken = self._taken._replace(updates=nothing), None
-            return made
+            if self._undelivered is None:
+                self._undelivered = await self._next()
+            result = await self._session.fetch.stack.compute_rows(
+                self._undelivered.updates, form, self._undelivered
+            )
+            empty = empty_table(self._session.schema.arrow_schema)
+            self._last, self._undelivered = self._undelivered._replace(updates=empty), None
+            return result
 
     async def _next(self) -> UpdatesStep:
         if self._within is not None and self._contents is None:
@@ -298,7 +299,7 @@ class UpdateFeed(Resource, Generic[K, V]):
         )
 
     async def _next_contents(self) -> UpdatesStep:
-        """The next step of the contents. What was read stays here if the wait for more is cancelled."""
+        """The next step of the contents. Rows that were read stay here if the wait for more is cancelled."""
         assert self._contents is not None
         assert self._within is not None
         if self._batch is None:
@@ -317,17 +318,16 @@ class UpdateFeed(Resource, Generic[K, V]):
         return UpdatesStep(updates, position, self._cursor, contents=True)
 
     async def _next_batch(self) -> "pa.RecordBatch | None":
-        """The first batch with rows behind the position."""
+        """The first batch with rows after the position."""
         while (batch := await self._following()) is not None:
-            left_out = self._rows_before(batch)
-            if batch.num_rows > left_out:
-                return batch.slice(left_out)
-            self._left_out += left_out
+            skipped = self._rows_before(batch)
+            if batch.num_rows > skipped:
+                return batch.slice(skipped)
+            self._skipped += skipped
         return None
 
     async def _following(self) -> "pa.RecordBatch | None":
-        """The next batch of the contents. If a store does not answer, they are read again, from the position
-        on."""
+        """The next batch of the contents. If a store does not answer, the next call reads them again."""
         assert self._contents is not None
         try:
             return await self._contents.next()
@@ -337,15 +337,15 @@ class UpdateFeed(Resource, Generic[K, V]):
             raise
 
     def _rows_before(self, batch: "pa.RecordBatch") -> int:
-        """The rows of the batch, among the first that are read, that lie before the position."""
+        """How many rows of the batch, one of the first, lie before the position."""
         assert self._within is not None
         if self._within.is_key_done and self._within.key is not None:
             return int(batch.filter(is_key(self._scalar(self._within.key))).num_rows)
-        return min(self._within.past - self._left_out, int(batch.num_rows))
+        return min(self._within.past - self._skipped, int(batch.num_rows))
 
     def _cut(self, batch: Any, following: Any) -> tuple[Any, Any]:
-        """The rows of the next step, and those that wait: rows of a key that goes on wait with it, if there
-        are others before."""
+        """The rows of the next step, and the rows that wait. If the last key continues in `following`, its
+        rows wait, too, unless the step would be empty."""
         if batch is None or following is None:
             return batch, following
         key, number = self._key_of(batch, batch.num_rows - 1), batch.num_rows
@@ -354,7 +354,7 @@ class UpdateFeed(Resource, Generic[K, V]):
         return batch.slice(0, end), pa.Table.from_batches([*batches_in(batch.slice(end)), following])
 
     def _behind(self, updates: "pa.Table") -> WithinContents:
-        """The place behind these rows, before those that wait."""
+        """The position after `updates`, before the rows that wait."""
         assert self._within is not None
         rows = self._within.rows + updates.num_rows
         before = self._within.replace(rows=rows, schema_id=self._schema_id, chosen=self._chosen)
@@ -365,15 +365,15 @@ class UpdateFeed(Resource, Generic[K, V]):
         return before.replace(key=key, is_key_done=key != self._key_of(self._batch, 0), past=past)
 
     def _key_of(self, rows: Any, number: int) -> str | None:
-        """The key of a row; `None` for one that is no place, since it is long, or has no order."""
+        """The key of a row as text; `None` if a position cannot name it, since it is long or has no order."""
         if not has_conditions(self._session.schema.key.codec.arrow_type):
             return None
         (key,) = column_texts(rows.column("key").slice(number, 1))
         return key if len(key) <= KEY_CHARS_MAX else None
 
     def _joins(self, following: "pa.RecordBatch") -> bool:
-        """Whether the next batch comes with this step: merging ends with batches of a row, and a step of a
-        single key has all rows of it, if they are not too many."""
+        """Whether the next batch belongs to this step: small batches are joined, and a step of a single key
+        gets all its rows unless they are too many."""
         size = self._batch.nbytes + following.nbytes
         if size <= self._joined_bytes or size > STEP_GROUPS * self._joined_bytes:
             return bool(size <= self._joined_bytes)
@@ -385,4 +385,4 @@ class UpdateFeed(Resource, Generic[K, V]):
         """Stop; idempotent."""
         self._closed = True
         self.stack.turns.forget(self.let_go)
-        await self._held.aclose()
+        await self._exits.aclose()

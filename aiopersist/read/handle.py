@@ -44,8 +44,8 @@ class ReadHandle(Resource, Generic[K, V]):
         hold_name: str | None,
         lease_s: float | None,
     ) -> "ReadHandle[K, V]":
-        """Join the process's reader of the shard (a commit for the first handle), and register a hold of its
-        own if one is wanted (another commit)."""
+        """Join the process's reader of the shard (a commit for the first handle), and register an own hold if
+        `hold` or `hold_name` asks for one (another commit)."""
         lease = shard.stack.settings.reader_lease_s if lease_s is None else lease_s
         await shard.hold.acquire()
         try:
@@ -66,7 +66,7 @@ class ReadHandle(Resource, Generic[K, V]):
 
     @property
     def reader_id(self) -> str:
-        """The id of its own hold, or of the reader that all handles of the process share."""
+        """The id of its own hold, else of the reader that all handles of the process share."""
         own = self._session.own
         return own.reader if own is not None else self._shard.hold.reader
 
@@ -76,7 +76,7 @@ class ReadHandle(Resource, Generic[K, V]):
 
     @property
     def since(self) -> Antichain:
-        """The frontier that this handle holds; without a hold the shard's since, as last seen."""
+        """The frontier that this handle holds; without an own hold the shard's since, as last seen."""
         own = self._session.own
         return own.since if own is not None else self._shard.state.since
 
@@ -92,8 +92,8 @@ class ReadHandle(Resource, Generic[K, V]):
             return (await self._shard.open()).upper
 
     async def downgrade_since(self, frontier: Antichain | Time) -> Antichain:
-        """Give up history before `frontier`: move this handle's hold forward, and so the shard's since to the
-        meet of all holds. Returns the hold; an earlier frontier only heartbeats. One commit."""
+        """Give up history before `frontier`: move this handle's hold there, and the shard's since to the meet
+        of all holds. Returns the hold; an earlier frontier only renews the lease. One commit."""
         with self._scope.call():
             target = self._session.frontier(frontier)
             async with self._own_turn:
@@ -101,7 +101,7 @@ class ReadHandle(Resource, Generic[K, V]):
             return await own.renew(target)
 
     async def _hold_since(self) -> OwnHold:
-        """A hold at the shard's since, which may move until the hold is registered."""
+        """A hold at the shard's since. Tries again if since moves before the hold is registered."""
         shard = self._shard
         while True:
             since = (await shard.open()).since
@@ -114,15 +114,16 @@ class ReadHandle(Resource, Generic[K, V]):
     # --- snapshots and listens -------------------------------------------------------------------
 
     def snapshot(self, as_of: Time | datetime | None = None, wait: bool = True) -> Opening[Snapshot[K, V]]:
-        """The contents at the time `as_of`; `None` is the greatest complete time, by one linearizable
-        read, or `NotReadable` at once if nothing was appended yet. Waits until `upper` has passed `as_of`,
-        or raises `NotReadable` with `wait=False`. `SinceViolation` at once if history at `as_of` is no
-        longer held. No request for a time that is known to be complete.
+        """The contents at the time `as_of`. Waits until `upper` has passed `as_of`; with `wait=False` raises
+        `NotReadable` instead. `SinceViolation` at once if history at `as_of` is no longer held. No request if
+        this process knows that the time is complete.
 
-        On a wall clock `as_of` may be an aware `datetime`, here and wherever a time is asked for. One that
-        has passed is complete at once: if nobody has written since, an empty append says so (one commit
-        more). A readonly client cannot append, and waits. `INVALID_TIME` for a naive one, or on a logical
-        clock."""
+        `None` is the greatest complete time, by one linearizable read; `NotReadable` at once if nothing was
+        appended yet.
+
+        On a wall clock `as_of` may be an aware `datetime`, as any time argument may. A moment that has passed
+        is complete at once: if nobody has written since, this makes an empty append (one commit more). A
+        readonly client waits instead. `INVALID_TIME` for a naive `datetime`, or on a logical clock."""
         return Opening(lambda: self._session.snapshot(as_of, wait), "reader.snapshot(...)")
 
     def listen(
@@ -132,8 +133,8 @@ class ReadHandle(Resource, Generic[K, V]):
         until: Antichain | Time | datetime | None = None,
     ) -> Opening[Listen[K, V]]:
         """All updates whose time is not `<= as_of`, as they come. Without `as_of` and `cursor` it begins at
-        the shard's upper, by one linearizable read. Ends with the empty frontier, or with the first progress
-        at or past `until`."""
+        the shard's upper, by one linearizable read. Ends after the progress to the empty frontier, or after
+        the first progress at or past `until`."""
         return Opening(lambda: self._open_listen(as_of, cursor, until), "reader.listen(...)")
 
     def subscribe(
@@ -143,20 +144,17 @@ class ReadHandle(Resource, Generic[K, V]):
         return Opening(lambda: self._open_subscribe(as_of, cursor), "reader.subscribe(...)")
 
     async def _open_listen(
-        self,
-        as_of: Time | datetime | None,
-        cursor: str | None,
-        until: Antichain | Time | datetime | None,
+        self, as_of: Time | datetime | None, cursor: str | None, until: Antichain | Time | datetime | None
     ) -> Listen[K, V]:
         with self._scope.call():
             end = None if until is None else self._session.frontier(until)
             await self._session.confirm()
-            listen = await self._begun(as_of, cursor, end)
+            listen = await self._started(as_of, cursor, end)
             if isinstance(until, datetime):
                 listen._close_until()
             return listen
 
-    async def _begun(
+    async def _started(
         self, as_of: Time | datetime | None, cursor: str | None, end: Antichain | None
     ) -> Listen[K, V]:
         if cursor is not None:
@@ -185,7 +183,7 @@ class ReadHandle(Resource, Generic[K, V]):
     async def _listen_to_contents(
         self, as_of: Time, until: Antichain | None = None, *, instant: bool
     ) -> Listen[K, V]:
-        """The contents at `as_of`, then what follows. An `instant` is complete as soon as it has passed."""
+        """The contents at `as_of`, then later updates. An `instant` is complete as soon as it has passed."""
         closed = not instant or await close_if_passed(self._shard, as_int(as_of))
         listen = await self._listen(_contents(as_of, until))
         if not closed:
@@ -193,7 +191,7 @@ class ReadHandle(Resource, Generic[K, V]):
         return listen
 
     async def _from_upper(self, begin: Callable[[Antichain], Start]) -> Listen[K, V]:
-        """Listen from the shard's upper on. Both frontiers may move until the hold is there."""
+        """Listen from the shard's upper on. Tries again if it moves before the hold is registered."""
         while True:
             upper = (await self._shard.open()).upper
             try:
@@ -206,7 +204,7 @@ class ReadHandle(Resource, Generic[K, V]):
         self, as_of: Time | datetime | None, text: str, until: Antichain | None
     ) -> Listen[K, V]:
         if as_of is not None:
-            raise InvalidUsage(UsageKind.INVALID_CURSOR, "a cursor has its own as_of: do not give both")
+            raise InvalidUsage(UsageKind.INVALID_CURSOR, "a cursor has its own as_of: give one of them")
         cursor = cursors.decode(text, self._shard.id)
         state = await self._session.check_cursor(cursor)
         if cursor.snapshot:
@@ -218,11 +216,11 @@ class ReadHandle(Resource, Generic[K, V]):
     async def _listen(self, start: Start) -> Listen[K, V]:
         hold = _hold_of(start)
         at = start.as_of if start.as_of is not None else hold.elements[0] if hold.elements else None
-        need = await self._session.need(hold, at)
+        pin = await self._session.need(hold, at)
         try:
-            return Listen(self._session, need, start)
+            return Listen(self._session, pin, start)
         except BaseException:  # closed meanwhile
-            self._shard.hold.drop(need)
+            self._shard.hold.drop(pin)
             raise
 
     # --- the end ---------------------------------------------------------------------------------
@@ -235,7 +233,7 @@ class ReadHandle(Resource, Generic[K, V]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close its snapshots and listens, and leave its hold; a named hold is left to its lease.
+        """Close its snapshots and listens, and end its hold; a named hold stays until its lease ends.
         Idempotent."""
         if not self._scope.close():
             return
@@ -247,7 +245,7 @@ class ReadHandle(Resource, Generic[K, V]):
 
 
 def session_of(handle: ReadHandle[K, V]) -> ReadSession[K, V]:
-    """What the handle shares with its snapshots and listens."""
+    """The session that the handle shares with its snapshots and listens."""
     return handle._session
 
 

@@ -1,15 +1,15 @@
 """Finds the batches that may hold updates of an interval of a listen. Pure.
 
 With product times an update is delivered at `t' = join(t, as_of)`, in the interval `[lower, upper)` that
-holds `t'`: this may be a later interval than the one in which its batch ends. But not every batch is
-possible. `lower` has an element `e <= t'` only if `t` reaches `e` in each component in which `e` is beyond
-`as_of`. Let `m` be the least time that does. Joined with the lower of the batch, `m` is the least time that
-an update of the batch can have in the interval. If the batch's upper has passed even that time, or `upper`
-has passed that time joined with `as_of`, the batch holds no update of the interval.
+contains `t'`. This may be later than the interval in which its batch ends. But many batches can be excluded.
+`lower` has an element `e <= t'` only if `t` reaches `e` in each component in which `e` is beyond `as_of`. Let
+`m` be the least time that does. Joined with the lower of the batch, `m` is the least time that an update of
+the batch can have in the interval. If the batch's upper has passed that time, or `upper` has passed that time
+joined with `as_of`, the batch has no update of the interval.
 
-*Compaction* may have advanced `t` to a since `s`, as far as the listen's hold lets it. In each component in
-which `e` is beyond `as_of` the hold is before `e`, so there `t` had reached `e` before it was advanced. And
-an advanced time only makes `t'` later. So the bounds of the batch say the same as before.
+*Compaction* may have advanced `t` to a since `s`, but not beyond the listen's hold. In each component in
+which `e` is beyond `as_of`, the hold is before `e`; so `t` had reached `e` there before the compaction. And
+an advanced time only makes `t'` later. So the same bounds of the batch still exclude it.
 """
 
 from collections.abc import Iterable
@@ -21,8 +21,8 @@ from aiopersist.state.record import HollowPart
 
 
 def hold_for(frontier: Antichain, as_of: Time | None) -> Antichain:
-    """The hold that delivering everything from `frontier` on needs: its component-wise predecessor, joined
-    with `as_of`. For reading changes from `f` needs `since < f`, or both at the minimum."""
+    """The hold of a listen at `frontier`: its component-wise predecessor, joined with `as_of`. To read
+    changes from `f` on needs `since < f`, or both at the minimum."""
     before = predecessor(frontier)
     if as_of is None:
         return before

@@ -1,8 +1,8 @@
-"""The parts of a snapshot, one by one, so that several processes read it at once.
+"""The parts of a snapshot, one by one, so that several processes can read it together.
 
-A part is read as it lies: its updates at times `<= as_of`, given that time, and not summed with those of
-other parts. The sum of all parts is the snapshot. The snapshot holds the blobs, so it must stay open until
-the last part is fetched.
+`fetch_part` returns the updates of one part at times `<= as_of`, all at that time, not summed with those of
+other parts. The sum of all parts is the snapshot. The snapshot holds the blobs, so keep it open until the
+last part is fetched.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,16 +36,16 @@ ENVELOPE = Envelope("part", format=1)
 
 
 class TransmittedPart(Record, frozen=True, kw_only=True):
-    """A part as it travels."""
+    """A part, encoded for another process."""
 
     shard: str
     reader: str
     """The reader whose lease keeps the blob."""
     schema_id: int
-    """The schema that it is read by."""
+    """The schema of the read."""
     as_of: int | tuple[int, ...]
     batch: HollowBatch
-    """With this part alone."""
+    """It has only this part."""
 
 
 class LeasedPart:
@@ -99,7 +99,7 @@ async def fetch_part(
     transmitted = ENVELOPE.decode(data, TransmittedPart)
     shard = await shards.of_a_piece(_checked(transmitted))
     if not {transmitted.schema_id, transmitted.batch.parts[0].schema_id} <= shard.state.schemas.keys():
-        raise InvalidUpdate("a transmitted part has a schema that the shard does not know")
+        raise InvalidUpdate("a transmitted part has a schema that the shard does not have")
     stored = shard.schema(transmitted.schema_id)
     try:
         shaped(transmitted.as_of, stored.time_length)
@@ -118,7 +118,7 @@ async def fetch_part(
 
 
 async def why_missing(shard: Shard, parts: Iterable[HollowPart], error: MissingPart, read: str) -> Error:
-    """`LeaseExpired` for a part that is gone, or `error` if the newest version names all of `parts`."""
+    """`LeaseExpired` for a deleted part, or `error` if the newest version names all of `parts`."""
     keys = {part.key for part in parts if part.key is not None}
     if keys <= live_parts(await shard.open()):
         return error
@@ -126,20 +126,20 @@ async def why_missing(shard: Shard, parts: Iterable[HollowPart], error: MissingP
 
 
 def stats_of(part: HollowPart) -> dict[str, Any] | None:
-    """The stored statistics that are right for a read: not those of the times of a rewritten part."""
+    """The stored statistics that a read may use: without the times of a rewritten part."""
     if part.stats is None or part.rewrite is None:
         return part.stats
     return {name: entry for name, entry in part.stats.items() if name.partition(".")[0] != "time"}
 
 
 def common_stats(parts: Sequence[HollowPart], schema: Schema[Any, Any, Any]) -> dict[str, ColumnStats]:
-    """Bounds over all parts, for the columns of `schema` that all of them have statistics of."""
+    """Bounds over all parts, for the columns of `schema` with statistics in every part."""
     records = [stats_of(part) for part in parts]
-    known = [record for record in records if record is not None]
-    if not known or len(known) < len(records):
+    present = [record for record in records if record is not None]
+    if not present or len(present) < len(records):
         return {}
-    common = set.intersection(leaf_types(schema).keys() & known[0].keys(), *map(set, known))
-    return decode_stats(merge([{name: r[name] for name in sorted(common)} for r in known], schema), schema)
+    common = set.intersection(leaf_types(schema).keys() & present[0].keys(), *map(set, present))
+    return decode_stats(merge([{name: r[name] for name in sorted(common)} for r in present], schema), schema)
 
 
 def _checked(transmitted: TransmittedPart) -> str:

@@ -1,17 +1,16 @@
 """A listen: all updates of a shard after a time, interval by interval.
 
-A listen stands at a frontier `f`: everything before it was delivered. Whenever the shard's upper `u` is
-beyond `f`, the updates in `[f, u)` are delivered, in any order, and then the progress to `u`. They lie in the
-batches that reach past `f`, by the state in which `u` was read. That state is pinned until its updates are
-handed over.
+A listen stands at a frontier `f`: everything before it was delivered. When the shard's upper `u` is beyond
+`f`, it delivers the updates in `[f, u)`, in any order, and then the progress to `u`. The state that has `u`
+tells which batches reach past `f`. That state is pinned until its updates are delivered.
 
 *Product times* are advanced to `as_of` before they are compared with `f` and `u`. So compaction, which may
 advance times up to the listen's hold, makes no difference. An advanced time may be past the upper of its
-batch; `interval.py` says which batches may hold updates of an interval.
+batch; `interval.py` finds the batches that may have updates of an interval.
 
-The iterators are objects, not async generators, so a cancelled wait loses nothing: a task of the client
-computes the next item and keeps it for the next call (`Puller`), and the position moves only as an item is
-handed over. A store that does not answer interrupts a wait, and the next one goes on.
+The iterators are objects, not async generators, so a cancelled wait loses nothing. A task of the client
+computes the next item and keeps it for the next call (`Puller`). The position moves only when an item is
+delivered. If a store does not answer, the wait fails, and the next one continues.
 """
 
 import asyncio
@@ -41,13 +40,13 @@ from aiopersist.state.record import HollowPart
 K = TypeVar("K")
 V = TypeVar("V")
 
-SMALL_PARTS = 64  # inline parts that one Updates delivers: for many tiny appends
-HELD_SHARE = 2  # of the memory of a read, one in so many is for updates: to filter them takes as much again
+SMALL_PARTS = 64  # inline parts in one `Updates`: for many tiny appends
+MEMORY_SHARE = 2  # one byte in two of the memory of a read is for updates: their filter takes the other
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Everything before `upper` was delivered. A listen resumes here by `cursor`."""
+    """Everything before `upper` was delivered. `cursor` resumes a listen here."""
 
     upper: Antichain
     cursor: str
@@ -74,8 +73,8 @@ class Start:
 
 
 class Listen(Resource, Generic[K, V]):
-    """An async iterator of `Updates` and `Progress`. A wait may be cancelled and repeated, also one that
-    raised `StorageUnavailable`: it goes on where it stands. While nothing is appended, all listens of a
+    """An async iterator of `Updates` and `Progress`. A wait may be cancelled and repeated, even after
+    `StorageUnavailable`: it continues at the same position. While nothing is appended, all listens of a
     client together cost at most one request per `settings.watch_timeout_s`. An interval costs a read of the
     head, and one request per part that is not inline."""
 
@@ -85,32 +84,32 @@ class Listen(Resource, Generic[K, V]):
         self._session = session
         self._fetch = fetch
         self._hold = session.hold
-        self._need = need
+        self._pin = need
         self._start = start
-        self._frontier = Antichain(_given(start.as_of)) if start.snapshot else start.frontier
+        self._frontier = Antichain(_snapshot_time(start.as_of)) if start.snapshot else start.frontier
         self._snapshot_due = start.snapshot
         self._puller: Puller[Updates[K, V, Any] | Antichain] = Puller(
             self._items(), fetch.stack.supervisor, "compute the next item of a listen"
         )
-        self._held: deque[Updates[K, V, Any]] = deque()
+        self._undelivered: deque[Updates[K, V, Any]] = deque()
         """Updates of a step whose wait was cancelled."""
         self._check: Callable[[State], None] = lambda state: None
-        """Called with each newer state during a wait; what it raises ends the listen."""
+        """Called with each newer state during a wait; its error ends the listen."""
         self._bound: StepBound | None = None
-        """How far an interval reaches; `None`: to the upper."""
+        """Limits an interval; `None`: it reaches to the upper."""
         self._closing: list[asyncio.Task[None]] = []
-        """They make instants complete that this waits for."""
+        """Tasks that make the awaited instants complete."""
         session.opened[self] = None
 
     def _close(self, time: int) -> None:
-        """From now on, the instant `time` is made complete as soon as it has passed, while this is open."""
+        """While this is open, make the instant `time` complete as soon as it has passed."""
         shard = self._fetch.shard
         if not shard.stack.readonly:
             work = close_when_passed(shard, time)
             self._closing.append(shard.stack.supervisor.background(work, f"close {shard.label}"))
 
     def _close_until(self) -> None:
-        """The same of the last time before `until`."""
+        """As `_close`, for the last time before `until`."""
         until = self._start.until
         if until is not None and until.elements and (time := as_int(until.elements[0])):
             self._close(time - 1)
@@ -127,7 +126,7 @@ class Listen(Resource, Generic[K, V]):
 
     @property
     def cursor(self) -> str:
-        """A text by which a listen resumes from `frontier`."""
+        """Text from which a listen resumes at `frontier`."""
         state = self._state()
         product = isinstance(self.as_of, tuple)
         return encode(
@@ -146,31 +145,31 @@ class Listen(Resource, Generic[K, V]):
 
     async def __anext__(self) -> Updates[K, V, Any] | Progress:
         with self._scope.call():
-            if self._held:
-                return self._held.popleft()
+            if self._undelivered:
+                return self._undelivered.popleft()
             item = await self._puller.pull()
         return self._hand_over(item)
 
     def steps(self) -> "Steps[K, V]":
-        """One `Step` per closed interval, instead of updates and progress one by one."""
+        """One `Step` per closed interval, instead of separate updates and progress."""
         return Steps(self._step)
 
     async def aclose(self) -> None:
         """Stop listening; idempotent."""
-        self._scope.close()  # perhaps closed before, with its handle
-        self._hold.drop(self._need)
+        self._scope.close()  # the handle may have closed it before
+        self._hold.drop(self._pin)
         for task in self._closing:
             task.cancel()
         await self._puller.aclose()
         self._session.forget(self)
 
     async def _step(self) -> Step[K, V]:
-        held, schema = self._held, self._fetch.schema  # another iterator of steps goes on from here
+        undelivered, schema = self._undelivered, self._fetch.schema  # all iterators of steps share it
         with self._scope.call():
             while isinstance(item := await self._puller.pull(), Updates):
-                held.append(item)
-        updates: Updates[K, V, Any] = Updates(concat([u.to_arrow() for u in held], schema), schema)
-        held.clear()
+                undelivered.append(item)
+        updates: Updates[K, V, Any] = Updates(concat([u.to_arrow() for u in undelivered], schema), schema)
+        undelivered.clear()
         progress = self._hand_over(item)
         assert isinstance(progress, Progress)
         return Step(updates, progress.upper, progress.cursor)
@@ -181,9 +180,9 @@ class Listen(Resource, Generic[K, V]):
         self._frontier = item
         self._snapshot_due = False
         if item.elements:
-            self._hold.move(self._need, hold_for(item, self.as_of))
+            self._hold.move(self._pin, hold_for(item, self.as_of))
         else:
-            self._hold.drop(self._need)
+            self._hold.drop(self._pin)
         return Progress(item, self.cursor)
 
     def _state(self) -> State:
@@ -195,11 +194,11 @@ class Listen(Resource, Generic[K, V]):
         position, until = self._start.frontier, self._start.until
         product = isinstance(self.as_of, tuple)
         if self._start.snapshot:
-            async with aclosing(self._session.contents(_given(self.as_of))) as contents:
+            async with aclosing(self._session.contents(_snapshot_time(self.as_of))) as contents:
                 async for updates in contents:
                     yield updates
             if not product:
-                position = successor(_given(self.as_of))
+                position = successor(_snapshot_time(self.as_of))
                 yield position
         while position.elements and not (until is not None and until <= position):
             async with aclosing(self._next_interval(position, until)) as items:
@@ -211,9 +210,8 @@ class Listen(Resource, Generic[K, V]):
     async def _next_interval(
         self, position: Antichain, until: Antichain | None
     ) -> AsyncGenerator[Updates[K, V, Any] | Antichain | Interruption, None]:
-        """The updates from `position` on, once there are any, then the frontier where they end. Nothing, if
-        their parts are gone and the newer state names others, or if the wait was interrupted. With a bound:
-        step by step."""
+        """Waits for updates from `position` on; yields them, then the frontier where they end. With a bound:
+        step by step. No frontier after an interruption, or if a newer state has other parts."""
         try:
             state = await self._fetch.shard.register.wait(partial(self._past, position))
         except StorageUnavailable as error:
@@ -241,7 +239,7 @@ class Listen(Resource, Generic[K, V]):
         except LeaseExpired:
             if self._hold.keeps or begun:
                 raise
-            return  # nothing kept the parts, and none was delivered
+            return  # no lease kept the parts, and none was delivered
         finally:
             release()
         if earliest is None:
@@ -261,7 +259,7 @@ class Listen(Resource, Generic[K, V]):
 
     def _past(self, position: Antichain, state: State) -> State | None:
         self._check(state)
-        self._hold.check(self._need.reader)
+        self._hold.check(self._pin.reader)
         if not self._hold.keeps and not state.since <= hold_for(position, self.as_of):
             raise SinceViolation(self.as_of, state.since, shard_id=state.shard)
         return state if position < state.upper else None
@@ -278,9 +276,9 @@ class Listen(Resource, Generic[K, V]):
             advance_to=Antichain(as_of) if isinstance(as_of, tuple) else None,
         )
         groups = _groups(batches_of(state, lower, upper, as_of))
-        jobs = [partial(self._fetch.updates, group, selection, self._need.reader) for group in groups]
+        jobs = [partial(self._fetch.updates, group, selection, self._pin.reader) for group in groups]
         stack, fetched = self._fetch.stack, 0
-        while fetched < len(jobs):  # where it was interrupted, it goes on with the first that is missing
+        while fetched < len(jobs):  # after an interruption it continues with the first missing group
             rest = in_order(jobs[fetched:], stack.settings.fetch_max_outstanding_parts, stack.supervisor)
             try:
                 async with aclosing(rest) as pieces:
@@ -306,24 +304,24 @@ class Steps(Generic[K, V]):
 
 
 def bound_steps(listen: Listen[Any, Any], bytes_max: int, memory_bytes: int | None = None) -> None:
-    """From now on an interval has about so many bytes, as far as times can be cut. Int times only.
+    """From now on an interval has at most about `bytes_max`; one time is not divided. Int times only.
     `memory_bytes`: about so many are read ahead; `None`: a share of `settings.read_memory_bytes`."""
-    most = listen._fetch.stack.settings.read_memory_bytes // HELD_SHARE
+    most = listen._fetch.stack.settings.read_memory_bytes // MEMORY_SHARE
     listen._bound = StepBound(bytes_max, max(bytes_max, most if memory_bytes is None else memory_bytes))
 
 
 def check_with(listen: Listen[Any, Any], check: Callable[[State], None]) -> None:
-    """Call `check` with each newer state during a wait; what it raises ends the listen."""
+    """Call `check` with each newer state during a wait; its error ends the listen."""
     listen._check = check
 
 
-def _given(as_of: Time | None) -> Time:
-    assert as_of is not None  # a snapshot has one
+def _snapshot_time(as_of: Time | None) -> Time:
+    assert as_of is not None
     return as_of
 
 
 def _groups(batches: list[HollowBatch]) -> list[list[tuple[HollowBatch, HollowPart]]]:
-    """Parts that are fetched and delivered together: a blob alone, inline parts up to `SMALL_PARTS`."""
+    """Parts that are fetched and delivered together: one blob, or up to `SMALL_PARTS` inline parts."""
     groups: list[list[tuple[HollowBatch, HollowPart]]] = []
     for batch in batches:
         for part in batch.parts:

@@ -29,10 +29,10 @@ def open_reader(
             checked_schema(schema)
         if lease_s is not None:
             check_lease_s(lease_s)
-        found = await _created(shards, name, schema) if create and schema else await shards.existing(name)
-        chosen = found.schema(found.state.schema_id) if schema is None else found.as_stored(schema)
+        shard = await _created(shards, name, schema) if create and schema else await shards.existing(name)
+        chosen = shard.schema(shard.state.schema_id) if schema is None else shard.as_stored(schema)
         return await ReadHandle._open(
-            found,
+            shard,
             chosen,
             shards.scope,
             hold=None if hold is None else frontier(hold),
@@ -44,6 +44,6 @@ def open_reader(
 
 
 async def _created(shards: Shards, name: str, schema: Schema[Any, Any, Any]) -> Shard:
-    found = await shards.named(name)
-    await found.open_or_create(schema)
-    return found
+    shard = await shards.named(name)
+    await shard.open_or_create(schema)
+    return shard

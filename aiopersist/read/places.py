@@ -1,4 +1,4 @@
-"""Cursors of places within the contents, beside those of a listen: each is a text without a secret."""
+"""Cursors of places within the contents, beside those of a listen. They are text and contain no secret."""
 
 from typing import Any
 
@@ -22,12 +22,12 @@ def cursor_of(shard: str, within: WithinContents) -> str:
 
 
 def within_of(cursor: str, shard: str) -> WithinContents | None:
-    """The place within the contents that `cursor` says; `None` for a cursor of a listen. `InvalidUsage` of
-    kind `INVALID_CURSOR` for garbage, and for another shard's."""
+    """The place of `cursor` within the contents; `None` for a cursor of a listen. `InvalidUsage` of kind
+    `INVALID_CURSOR` for garbage or for another shard."""
     if not cursor.startswith(FORM):
         return None
     try:
-        version, found, *place = values_of(cursor.removeprefix(FORM))
+        version, shard_id, *place = values_of(cursor.removeprefix(FORM))
         as_of, key, is_key_done, past, rows, schema_id, chosen = place
         if (version, type(version)) != (VERSION, int):
             raise ValueError("version")
@@ -42,33 +42,34 @@ def within_of(cursor: str, shard: str) -> WithinContents | None:
         )
     except (ValueError, TypeError) as error:
         raise _invalid(f"{shown(cursor, 40)} is no cursor of this version") from error
-    if found != shard:
-        raise _invalid(f"the cursor is of shard {shown(found)}, not of {shard}")
+    if shard_id != shard:
+        raise _invalid(f"the cursor is of shard {shown(shard_id)}, not of {shard}")
     return within
 
 
 def within_of_session(cursor: str, session: ReadSession[Any, Any]) -> WithinContents | None:
-    """As `within_of`, of the shard of the session; its key is one of the shard."""
+    """As `within_of`, for the shard of the session. Also checks the type of the key."""
     within = within_of(cursor, session.shard.id)
     if within is not None and within.key is not None:
         try:
             scalar_from_text(within.key, session.schema.key.codec.arrow_type)
         except ValueError as error:
-            raise _invalid(f"{shown(cursor, 40)}: the key of its place is none of this shard") from error
+            text = f"{shown(cursor, 40)}: its key does not have the type of this shard's keys"
+            raise _invalid(text) from error
     return within
 
 
 async def position_of(cursor: str, session: ReadSession[Any, Any]) -> Position:
-    """The position behind the step of that cursor. One request."""
+    """The position after the step of that cursor. One request."""
     within = within_of_session(cursor, session)
     if within is not None:
         return Position(frontier=Antichain(within.as_of), contents=within)
-    found = cursors.decode(cursor, session.shard.id)
-    await session.check_cursor(found)
-    if found.snapshot:
-        as_of = as_int(found.as_of)
+    decoded = cursors.decode(cursor, session.shard.id)
+    await session.check_cursor(decoded)
+    if decoded.snapshot:
+        as_of = as_int(decoded.as_of)
         return Position(frontier=Antichain(as_of), contents=WithinContents(as_of=as_of))
-    return Position(frontier=found.frontier)
+    return Position(frontier=decoded.frontier)
 
 
 def _invalid(text: str) -> InvalidUsage:

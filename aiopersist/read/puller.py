@@ -1,4 +1,4 @@
-"""An async iterator whose waits may be cancelled and repeated, and lose nothing."""
+"""An async iterator whose waits may be cancelled and repeated without losing items."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -13,8 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """In place of an item: the wait for it failed, as a store did not answer. The iteration goes on: the next
-    item is waited for anew."""
+    """In place of an item: a store did not answer, so the wait failed. The next call waits again."""
 
     error: Exception
 
@@ -32,10 +31,11 @@ class Puller(Generic[T]):
         self._task: asyncio.Task[T | Interruption] | None = None
 
     async def pull(self) -> T:
-        """The next item; `StopAsyncIteration` at the end, and at every later call. An error stays, too: an
-        iteration that failed must not look like one that ended; that of an `Interruption` is raised once.
-        After the item is taken there is no await. Several calls that wait at once get an item each. A call
-        that waits while it is closed gets `CLOSED`."""
+        """The next item; `StopAsyncIteration` at the end, and at every later call.
+
+        An error is raised at every later call, too: a failed iteration must not look like one that ended. The
+        error of an `Interruption` is raised once. Has no await after it took the item. Several calls that
+        wait at once get one item each. A waiting call gets `CLOSED` if the iteration is closed."""
         me = asyncio.current_task()
         assert me is not None
         cancelling = me.cancelling()

@@ -21,10 +21,9 @@ Columns = Sequence[str]
 
 @dataclass(frozen=True)
 class Query:
-    """`paths` are the paths of the chosen columns, by name; `None`: key and value as they are. `keys`: of
-    these keys alone, as in `Selection`. `sums=False`: updates as they are, in any order. `after`: what
-    changed after that time alone. `may_match`: whether a part may have rows of `where`, where the caller
-    knows that sooner than `where` itself."""
+    """`paths`: the paths of the chosen columns, by name; `None`: key and value. `keys`: only these keys, as
+    in `Selection`. `sums=False`: updates that are not summed, in any order. `after`: only changes after that
+    time. `may_match`: a faster test than `where` whether a part may have such rows."""
 
     schema: Schema[Any, Any, Any]
     where: Any = None
@@ -58,18 +57,17 @@ class Query:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """Those first of the chosen columns by which rows in key order are sorted: the key, or its first
-        fields."""
+        """The first chosen columns that sort rows in key order: the key, or its first fields."""
         paths, key = list((self.paths or {}).items()), self.schema.arrow_schema.field("key")
         if paths and paths[0][1] == ("key",):
             return (paths[0][0],)
         fields = key.type if pa.types.is_struct(key.type) and not key.nullable else ()
-        there = zip(paths, fields, strict=False)
-        alike = takewhile(lambda pair: pair[0][1] == ("key", pair[1].name), there)
+        pairs = zip(paths, fields, strict=False)
+        alike = takewhile(lambda pair: pair[0][1] == ("key", pair[1].name), pairs)
         return tuple(name for (name, _), _ in alike)
 
     def folded(self, projections: Sequence[pa.Table]) -> pa.Table:
-        """Some projections as one, partly summed."""
+        """The projections as one table, partly summed."""
         return sort_and_consolidate(pa.concat_tables(projections))
 
     def summed(self, tables: Sequence[pa.Table]) -> pa.Table:

@@ -20,14 +20,14 @@ class Range(Record, frozen=True, kw_only=True):
 
     @property
     def selection(self) -> Selection:
-        """The updates of each part that are wanted."""
+        """The updates of each part that belong to the range."""
         if self.as_of is not None:
             return Selection(as_of=self.as_of)
         start = None if self.start is None else Antichain(self.start)
         return Selection(lower=start, upper=None if self.end is None else Antichain(self.end))
 
     def parts(self, state: State) -> list[Named]:
-        """The parts that may hold wanted updates."""
+        """The parts that may have updates of the range."""
         if self.as_of is not None:
             return parts_at(state, self.as_of)
         lower = Antichain(self.start or 0)
@@ -49,7 +49,7 @@ def checked(as_of: Time | None, start: int | None, end: int | None, schema: Sche
     if start is None and end is None:
         if as_of is None:
             if schema.time_length is not None:
-                raise InvalidUsage(UsageKind.INVALID_TIME, "product times have no greatest one: say as_of")
+                raise InvalidUsage(UsageKind.INVALID_TIME, "product times have no greatest time: give as_of")
             return Range()
         if not isinstance(as_of, int | tuple):
             raise InvalidUsage(UsageKind.INVALID_TIME, f"as_of is one time, not {shown(as_of)}", time=as_of)
@@ -57,7 +57,7 @@ def checked(as_of: Time | None, start: int | None, end: int | None, schema: Sche
     if as_of is not None:
         raise InvalidUsage(UsageKind.INVALID_TIME, "give as_of, or start and end, not both", time=as_of)
     if schema.time_length is not None:
-        raise InvalidUsage(UsageKind.INVALID_TIME, "changes between two times are of int times")
+        raise InvalidUsage(UsageKind.INVALID_TIME, "changes between two times need int times")
     if start is None:
         raise InvalidUsage(UsageKind.INVALID_TIME, "changes up to an end need a start", time=end)
     first = shaped(start, None).elements[0]
@@ -70,39 +70,39 @@ def checked(as_of: Time | None, start: int | None, end: int | None, schema: Sche
     return Range(start=first, end=last)
 
 
-def hold_of(wanted: Range) -> Antichain:
-    """The history that must be held until the read is planned."""
-    if wanted.as_of is not None:
-        return Antichain(wanted.as_of)
-    return Antichain() if wanted.start is None else Antichain(max(wanted.start - 1, 0))
+def hold_of(times: Range) -> Antichain:
+    """The history to hold until the read is planned."""
+    if times.as_of is not None:
+        return Antichain(times.as_of)
+    return Antichain() if times.start is None else Antichain(max(times.start - 1, 0))
 
 
-def not_complete(wanted: Range, state: State) -> NotReadable | None:
-    """Why `wanted` is not complete yet; `None` if it is."""
-    if wanted.as_of is not None:
-        return NotReadable(wanted.as_of, state.upper) if state.upper.less_equal(wanted.as_of) else None
-    if wanted.end is not None:
-        return None if Antichain(wanted.end) <= state.upper else NotReadable(wanted.end - 1, state.upper)
-    if wanted.start is not None:
+def not_complete(times: Range, state: State) -> NotReadable | None:
+    """Why the range is not complete yet; `None` if it is."""
+    if times.as_of is not None:
+        return NotReadable(times.as_of, state.upper) if state.upper.less_equal(times.as_of) else None
+    if times.end is not None:
+        return None if Antichain(times.end) <= state.upper else NotReadable(times.end - 1, state.upper)
+    if times.start is not None:
         return None
     return NotReadable(None, state.upper) if state.upper == minimum(None) else None
 
 
-def check_held(wanted: Range, state: State) -> None:
-    """`SinceViolation` if the history of `wanted` is gone."""
+def check_held(times: Range, state: State) -> None:
+    """`SinceViolation` if the history of the range is gone."""
     since = state.since
-    if wanted.start is None:
-        if wanted.as_of is not None and not since.less_equal(wanted.as_of):
-            raise SinceViolation(wanted.as_of, since)
-    elif not since.less_than(wanted.start) and not (wanted.start == 0 and since == minimum(None)):
-        raise SinceViolation(max(wanted.start - 1, 0), since)
+    if times.start is None:
+        if times.as_of is not None and not since.less_equal(times.as_of):
+            raise SinceViolation(times.as_of, since)
+    elif not since.less_than(times.start) and not (times.start == 0 and since == minimum(None)):
+        raise SinceViolation(max(times.start - 1, 0), since)
 
 
-def pinned(wanted: Range, state: State) -> Range:
-    """`wanted`, with an open time or end set by the upper of `state`."""
-    if wanted.as_of is not None:
-        return wanted
-    if wanted.start is not None:
-        end = int_time(state.upper) if wanted.end is None else wanted.end
-        return wanted.replace(end=end if end is None else max(end, wanted.start))
-    return wanted.replace(as_of=last_before(state.upper))
+def pinned(times: Range, state: State) -> Range:
+    """The range, with a missing time or end set from the upper of `state`."""
+    if times.as_of is not None:
+        return times
+    if times.start is not None:
+        end = int_time(state.upper) if times.end is None else times.end
+        return times.replace(end=end if end is None else max(end, times.start))
+    return times.replace(as_of=last_before(state.upper))

@@ -1,5 +1,5 @@
-"""What a read handle, its snapshots and its listens share: the shard, the holds, and the list of open
-ones."""
+"""The state that a read handle, its snapshots and its listens share: the shard, the holds, and the list of
+open snapshots and listens."""
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
@@ -31,7 +31,7 @@ V = TypeVar("V")
 
 
 class ReadSession(Generic[K, V]):
-    """See the header. One per read handle; it has joined the process's reader of the shard."""
+    """See the header. One per read handle. Uses the process's reader of the shard."""
 
     def __init__(self, shard: Shard, schema: Schema[K, V, Any], scope: Scope, own: OwnHold | None) -> None:
         self.shard = shard
@@ -41,13 +41,13 @@ class ReadSession(Generic[K, V]):
         self.hold = shard.hold
         """Shared by all handles of the process."""
         self.own = own
-        """The hold of this handle alone, if it has one."""
+        """The handle's own hold, if it has one."""
         self.opened: dict[Resource, None] = {}
-        """Snapshots and listens that are not closed yet."""
+        """Open snapshots and listens."""
 
     async def release(self) -> None:
-        """Close the open snapshots and listens, and leave the holds; a named hold is left to its lease."""
-        async with AsyncExitStack() as steps:  # the last one first; all of them, even if one fails
+        """Close the open snapshots and listens, and release the holds, except a named one."""
+        async with AsyncExitStack() as steps:  # the last step runs first; all run, even if one fails
             steps.push_async_callback(self.hold.release)
             if self.own is not None:
                 if self.own.owner is None:
@@ -58,7 +58,7 @@ class ReadSession(Generic[K, V]):
                 steps.push_async_callback(opened.aclose)
 
     def forget(self, closed: Resource) -> None:
-        """It needs no closing any more."""
+        """It is closed."""
         self.opened.pop(closed, None)
 
     # --- holds -----------------------------------------------------------------------------------
@@ -69,8 +69,8 @@ class ReadSession(Generic[K, V]):
             await self.own.confirm()
 
     async def need(self, hold: Antichain, as_of: Time | None) -> HistoryPin:
-        """Have the process's reader hold history at `hold`; `SinceViolation`, which names `as_of`, if that is
-        gone; `CLOSED` once its owner is closed: nobody would release the reader."""
+        """Let the process's reader hold history at `hold`. `SinceViolation`, which names `as_of`, if that is
+        gone; `CLOSED` once the handle is closed, since nobody would release the hold."""
         self.scope.check_open()
         try:
             return await self.hold.need(hold)
@@ -86,20 +86,20 @@ class ReadSession(Generic[K, V]):
             if as_of is not None:
                 as_of = self.time(as_of)
             elif self.schema.time_length is not None:
-                raise InvalidUsage(UsageKind.INVALID_TIME, "product times have no greatest one: say as_of")
+                raise InvalidUsage(UsageKind.INVALID_TIME, "product times have no greatest time: give as_of")
             await self.confirm()
-            need: HistoryPin | None = None
+            pin: HistoryPin | None = None
             if as_of is None:
                 await self._any_complete()
             else:
                 if closes:
                     await close_if_passed(self.shard, as_int(as_of))
-                need = await self._complete(as_of, wait, closes=closes)
+                pin = await self._complete(as_of, wait, closes=closes)
             try:
-                return await self._snapshot(as_of, need)
+                return await self._snapshot(as_of, pin)
             except BaseException:
-                if need is not None:
-                    self.hold.drop(need)
+                if pin is not None:
+                    self.hold.drop(pin)
                 raise
 
     async def contents(self, as_of: Time) -> AsyncGenerator[Updates[K, V, Any], None]:
@@ -108,7 +108,7 @@ class ReadSession(Generic[K, V]):
             async for updates in snapshot.updates():
                 yield updates
 
-    async def _snapshot(self, as_of: Time | None, need: HistoryPin | None) -> Snapshot[K, V]:
+    async def _snapshot(self, as_of: Time | None, pin: HistoryPin | None) -> Snapshot[K, V]:
         await self.hold.ensure()
         while not self.hold.registered:
             await self.hold.ensure()
@@ -116,9 +116,7 @@ class ReadSession(Generic[K, V]):
         if as_of is None:
             as_of = last_before(state.upper)
         self._check_since(state, as_of)
-        snapshot: Snapshot[K, V] = Snapshot(
-            self.scope, self.fetch, self.hold, state, as_of, need, self.forget
-        )
+        snapshot: Snapshot[K, V] = Snapshot(self.scope, self.fetch, self.hold, state, as_of, pin, self.forget)
         self.opened[snapshot] = None
         return snapshot
 
@@ -129,10 +127,10 @@ class ReadSession(Generic[K, V]):
             raise NotReadable(None, state.upper, shard_id=self.shard.id)
 
     async def _complete(self, as_of: Time, wait: bool, *, closes: bool) -> HistoryPin | None:
-        """Wait until `upper` has passed `as_of`; meanwhile history there is held. `closes`: it is an
-        instant, and is complete as soon as it has passed."""
-        known = self.shard.state
-        if known.since.less_equal(as_of) and not known.upper.less_equal(as_of):
+        """Wait until `upper` has passed `as_of`; hold its history meanwhile. `closes`: it is an instant, and
+        becomes complete as soon as it has passed."""
+        state = self.shard.state
+        if state.since.less_equal(as_of) and not state.upper.less_equal(as_of):
             return None
         state = await self.shard.open()
         self._check_since(state, as_of)
@@ -140,24 +138,24 @@ class ReadSession(Generic[K, V]):
             return None
         if not wait:
             raise NotReadable(as_of, state.upper, shard_id=self.shard.id)
-        need = await self.need(Antichain(as_of), as_of)
+        pin = await self.need(Antichain(as_of), as_of)
         try:
             async with closed_when_passed(self.shard, as_int(as_of) if closes else None):
-                await self.shard.register.wait(partial(self._passed, as_of, need))
+                await self.shard.register.wait(partial(self._passed, as_of, pin))
         except BaseException:
-            self.hold.drop(need)
+            self.hold.drop(pin)
             raise
-        return need
+        return pin
 
-    def _passed(self, as_of: Time, need: HistoryPin, state: State) -> bool | None:
-        self.hold.check(need.reader)
+    def _passed(self, as_of: Time, pin: HistoryPin, state: State) -> bool | None:
+        self.hold.check(pin.reader)
         return None if state.upper.less_equal(as_of) else True
 
     # --- updates ---------------------------------------------------------------------------------
 
     async def updates_since(self, lower: Antichain, state: State, reader: str) -> "pa.Table":
-        """The updates from `lower` to the upper of a state, in any order, under a reader that holds them. Int
-        times only. One request for each part in a blob."""
+        """The updates from `lower` to the upper of `state`, in any order; `reader` holds them. Int times
+        only. One request for each part in a blob."""
         release = self.shard.register.pin(state.seqno)
         try:
             selection = Selection(lower=lower, upper=state.upper)
@@ -170,8 +168,8 @@ class ReadSession(Generic[K, V]):
     # --- checks ----------------------------------------------------------------------------------
 
     async def check_cursor(self, cursor: Cursor) -> State:
-        """The newest state, which follows the version of `cursor`; else `OfAnotherHistory`. `INVALID_CURSOR`
-        for times of another form."""
+        """The newest state. `OfAnotherHistory` if its log does not have the version of `cursor`,
+        `INVALID_CURSOR` for times of another shape."""
         shard = self.shard
         check_shape(cursor, self.schema.time_length)
         state = await shard.open()
@@ -179,7 +177,7 @@ class ReadSession(Generic[K, V]):
             shard.stack, shard.id, cursor.seqno, cursor.commit
         ):
             raise OfAnotherHistory(
-                f"the cursor was taken at version {cursor.seqno} ({cursor.commit}), which is not there: "
+                f"the cursor is from version {cursor.seqno} ({cursor.commit}), which is not in the store: "
                 "was the store restored from a backup?",
                 shard_id=shard.id,
             )
@@ -190,16 +188,15 @@ class ReadSession(Generic[K, V]):
             raise SinceViolation(as_of, state.since, shard_id=self.shard.id)
 
     def time(self, time: object) -> Time:
-        """`time`, if it is a time of the schema, or that of an instant; else `INVALID_TIME`."""
+        """`time`, perhaps an instant, as a time of the schema; else `INVALID_TIME`."""
         time = time_of(time, self.shard)
         if isinstance(time, Antichain):
             text = f"as_of is one time, not the frontier {time}"
             raise InvalidUsage(UsageKind.INVALID_TIME, text, time=time)
-        found = frontier(time)  # type: ignore[arg-type]  # checked there
-        minimum(self.schema.time_length).less_equal(found.elements[0])
-        return found.elements[0]
+        as_frontier = frontier(time)  # type: ignore[arg-type]  # checked there
+        minimum(self.schema.time_length).less_equal(as_frontier.elements[0])
+        return as_frontier.elements[0]
 
     def frontier(self, value: Antichain | Time | datetime) -> Antichain:
-        """`value`, perhaps an instant, as a frontier of the schema's times; `INVALID_TIME` for another
-        frontier."""
+        """`value`, perhaps an instant, as a frontier of the schema's times; else `INVALID_TIME`."""
         return shaped(time_of(value, self.shard), self.schema.time_length)

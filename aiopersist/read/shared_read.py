@@ -1,11 +1,11 @@
 """A read that several processes share: planned once, leased once, read in pieces anywhere.
 
 1. Register a reader with a lease. It keeps the blobs of the version that registers it and of all later
-   versions. The process that plans renews the lease (`KeepReader`), and so do the processes that read.
-2. Plan on the state as it is then: which parts hold the wanted range.
-3. Divide (`parts/divide.py`) into pieces of about equal size, which travel as bytes.
-4. Each piece is read by `read_piece`, in any process: consolidated, and no row is in two pieces.
-5. End the lease, or leave it to expire.
+   versions. The planning process and all reading processes renew the lease (`KeepReader`).
+2. Plan on the current state: list the parts that may have updates of the range.
+3. Divide them (`parts/divide.py`) into pieces of about equal size, encoded as bytes.
+4. Any process reads a piece with `read_piece`: consolidated, and no row is in two pieces.
+5. End the lease, or let it expire.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ ENVELOPE = Envelope("piece", format=1)
 
 
 class TransmittedPiece(Record, frozen=True, kw_only=True):
-    """A piece as it travels."""
+    """A piece, encoded for another process."""
 
     shard: str
     reader: str
@@ -61,13 +61,13 @@ class SharedRead(Resource):
     processes. `client.workers.shared_read` opens it."""
 
     def __init__(
-        self, fetch: Fetch, state: State, wanted: Range, reader: str, lease_s: float, scope: Scope, keep: bool
+        self, fetch: Fetch, state: State, times: Range, reader: str, lease_s: float, scope: Scope, keep: bool
     ) -> None:
         self._fetch = fetch
-        self._range = wanted
+        self._range = times
         self._reader = reader
         self._keep = keep
-        self._parts = wanted.parts(state)
+        self._parts = times.parts(state)
         self._scope = Scope("the shared read", scope, fetch.shard.id)
         self._beating = None if keep else _heartbeats(fetch.shard, reader, lease_s)
 
@@ -87,12 +87,12 @@ class SharedRead(Resource):
 
     @property
     def end(self) -> int | None:
-        """The time before which the changes end; `None`: the shard ends there, for good."""
+        """The changes end before this time; `None` if the shard's upper is the empty frontier."""
         return self._range.end
 
     @property
     def updates_max(self) -> int:
-        """Updates in the parts that are read: at most so many are read."""
+        """An upper bound of the updates that are read: those in its parts."""
         return sum(part.rows for _, part in self._parts)
 
     async def pieces(self, tasks: int) -> list[bytes]:
@@ -100,37 +100,37 @@ class SharedRead(Resource):
         request for each larger part."""
         with self._scope.call():
             if type(tasks) is not int or tasks < 1:
-                raise ValueError(f"tasks={tasks!r} is no positive int")
+                raise ValueError(f"tasks={tasks!r} is not a positive int")
             runs = plan_runs(self._parts)
-            found = await divide(self._fetch, runs, self._range.selection, self._reader, tasks)
-            return await self._fetch.stack.compute(lambda: [self._encoded(piece) for piece in found])
+            pieces = await divide(self._fetch, runs, self._range.selection, self._reader, tasks)
+            return await self._fetch.stack.compute(lambda: [self._encoded(piece) for piece in pieces])
 
     async def _pieces_beside(self, tasks: int, staged: Sequence[HollowBatch]) -> list[tuple[bytes, bytes]]:
-        """As `pieces`, and with each a second piece: all updates of the staged batches whose keys may be in
-        the first piece, so that a task finds the rows that it replaces."""
+        """As `pieces`, each with a second piece: all updates of the staged batches whose keys may be in the
+        first one. So a task finds the rows that it replaces."""
         with self._scope.call():
             runs = plan_runs(self._parts)
             beside = plan_runs([(batch, part) for batch in staged for part in batch.parts])
-            found = await divide_with(self._fetch, runs, self._range.selection, self._reader, tasks, beside)
-            return [(self._encoded(mine), self._encoded(other, ALL)) for mine, other in found]
+            pairs = await divide_with(self._fetch, runs, self._range.selection, self._reader, tasks, beside)
+            return [(self._encoded(piece), self._encoded(other, ALL)) for piece, other in pairs]
 
-    def _encoded(self, piece: Piece, wanted: Range | None = None) -> bytes:
-        shard, wanted = self._fetch.shard.id, wanted or self._range
-        return ENVELOPE.encode(TransmittedPiece(shard=shard, reader=self._reader, range=wanted, piece=piece))
+    def _encoded(self, piece: Piece, times: Range | None = None) -> bytes:
+        shard, times = self._fetch.shard.id, times or self._range
+        return ENVELOPE.encode(TransmittedPiece(shard=shard, reader=self._reader, range=times, piece=piece))
 
     async def aclose(self) -> None:
-        """End the lease; one that was opened with `keep` expires by itself. Idempotent. A piece that is read
-        later gets `LeaseExpired` once one of its parts is gone."""
+        """End the lease; with `keep` it stays until it expires. Idempotent. A later read of a piece gets
+        `LeaseExpired` once one of its parts is gone."""
         if self._scope.close() and not self._keep:
             await self._end()
 
     async def give_up(self) -> None:
-        """End the lease, also one that was opened with `keep`."""
+        """End the lease, even with `keep`."""
         if self._scope.close():
             await self._end()
 
     async def _end(self) -> None:
-        """End the lease; in the background, if the caller is cancelled or the store takes long."""
+        """End the lease; in the background if the caller is cancelled or the store takes long."""
         if self._beating is not None:
             self._beating.cancel()
         ending = self._fetch.stack.supervisor.spawn(self._expire(), "end the lease of a shared read")
@@ -145,8 +145,8 @@ class SharedRead(Resource):
             log.warning(text, shard.label, error, extra={"shard": shard.known_as})
 
     def __repr__(self) -> str:
-        what = f"as of {self.as_of}" if self.as_of is not None else f"[{self.start}, {self.end})"
-        return f"<SharedRead of {self._fetch.shard.id} {what}: {len(self._parts)} parts>"
+        times = f"as of {self.as_of}" if self.as_of is not None else f"[{self.start}, {self.end})"
+        return f"<SharedRead of {self._fetch.shard.id} {times}: {len(self._parts)} parts>"
 
 
 def shared_read(
@@ -165,17 +165,17 @@ def shared_read(
     check_lease_s(lease)
 
     async def open_read() -> SharedRead:
-        found = await shards.existing(name)
-        schema = found.schema(found.state.schema_id)
-        with shards.calls.call():  # so that closing the client ends the wait
+        shard = await shards.existing(name)
+        schema = shard.schema(shard.state.schema_id)
+        with shards.calls.call():  # the close of the client ends the wait
             try:
-                at, first, last = (time_of(value, found) for value in (as_of, start, end))
-                wanted = checked(at, first, last, schema)  # type: ignore[arg-type]  # checked there
+                at, first, last = (time_of(value, shard) for value in (as_of, start, end))
+                times = checked(at, first, last, schema)  # type: ignore[arg-type]  # checked there
                 instant = isinstance(as_of, datetime) or isinstance(end, datetime)
-                async with _closed(found, wanted, instant=instant):
-                    return await _leased(found, schema, wanted, wait, lease, shards.scope, keep)
+                async with _closed(shard, times, instant=instant):
+                    return await _leased(shard, schema, times, wait, lease, shards.scope, keep)
             except Error as error:
-                error.shard_id = error.shard_id or found.id
+                error.shard_id = error.shard_id or shard.id
                 raise
 
     return shards.opening(open_read, f"client.workers.shared_read({name!r})")
@@ -200,8 +200,8 @@ async def _piece(
     query = Query.of(fetch.schema, where, None)
     conditions = [c for c in (piece_condition(transmitted.piece, fetch.schema), query.where) if c is not None]
     condition = and_(*conditions) if len(conditions) == 2 else next(iter(conditions), None)
-    wanted = transmitted.range.selection
-    selection = Selection(lower=wanted.lower, upper=wanted.upper, as_of=wanted.as_of, where=condition)
+    bounds = transmitted.range.selection
+    selection = Selection(lower=bounds.lower, upper=bounds.upper, as_of=bounds.as_of, where=condition)
     final = transmitted.range.as_of is not None
     rows = in_batches(fetch, transmitted.piece.named(), selection, transmitted.reader, final=final)
     async with aclosing(rows) as batches:
@@ -217,12 +217,12 @@ async def _piece(
             raise await why_missing(shard, parts, error, "read") from None
 
 
-def _check_times(wanted: Range, schema: Schema[Any, Any, Any]) -> None:
-    """`InvalidUpdate` unless they are times of the shard."""
+def _check_times(times: Range, schema: Schema[Any, Any, Any]) -> None:
+    """`InvalidUpdate` unless the range has times of the shard."""
     try:
-        if wanted.as_of is not None:
-            shaped(wanted.as_of, schema.time_length)
-        for time in (wanted.start, wanted.end):
+        if times.as_of is not None:
+            shaped(times.as_of, schema.time_length)
+        for time in (times.start, times.end):
             if time is not None:
                 shaped(time, None)
     except InvalidUsage as error:
@@ -230,9 +230,9 @@ def _check_times(wanted: Range, schema: Schema[Any, Any, Any]) -> None:
 
 
 @asynccontextmanager
-async def _closed(shard: Shard, wanted: Range, *, instant: bool) -> AsyncIterator[None]:
-    """Within it, `wanted`, which ends at an `instant`, is made complete as soon as that has passed."""
-    time = wanted.as_of if wanted.end is None else wanted.end - 1
+async def _closed(shard: Shard, times: Range, *, instant: bool) -> AsyncIterator[None]:
+    """A context that makes a range that ends at an `instant` complete as soon as that has passed."""
+    time = times.as_of if times.end is None else times.end - 1
     if not instant or not isinstance(time, int) or time < 0 or await close_if_passed(shard, time):
         yield
         return
@@ -243,22 +243,22 @@ async def _closed(shard: Shard, wanted: Range, *, instant: bool) -> AsyncIterato
 async def _leased(
     shard: Shard,
     schema: Schema[Any, Any, Any],
-    wanted: Range,
+    times: Range,
     wait: bool,
     lease_s: float,
     scope: Scope,
     keep: bool,
 ) -> SharedRead:
-    """Register the reader, wait until `wanted` is complete, and plan."""
+    """Register the reader, wait until the range is complete, and plan."""
     reader, slot = shard.stack.signed(f"r{shard.stack.runtime.uuid()}"), Slot()
     try:
         await commit(shard.register, RegisterReader(reader, Antichain(), lease_s), slot)
         state = shard.state
-        if (missing := not_complete(wanted, state)) is not None:
+        if (missing := not_complete(times, state)) is not None:
             if not wait or missing.as_of is None:
                 raise missing
-            state = await _completed(shard, reader, slot, wanted, lease_s)
-        planned = pinned(wanted, state)
+            state = await _completed(shard, reader, slot, times, lease_s)
+        planned = pinned(times, state)
         check_held(planned, state)
         return SharedRead(Fetch(shard, schema), state, planned, reader, lease_s, scope, keep)
     except BaseException:
@@ -266,14 +266,14 @@ async def _leased(
         raise
 
 
-async def _completed(shard: Shard, reader: str, slot: Slot, wanted: Range, lease_s: float) -> State:
-    """The state once `wanted` is complete; `reader` holds its history while it waits. Two commits."""
+async def _completed(shard: Shard, reader: str, slot: Slot, times: Range, lease_s: float) -> State:
+    """The state once the range is complete; `reader` holds its history meanwhile. Two commits."""
     register = shard.register
-    check_held(wanted, shard.state)
-    await commit(register, RenewReader(reader, hold=hold_of(wanted)), slot)
+    check_held(times, shard.state)
+    await commit(register, RenewReader(reader, hold=hold_of(times)), slot)
     beating = _heartbeats(shard, reader, lease_s)
     try:
-        await register.wait(lambda state: None if not_complete(wanted, state) else True)
+        await register.wait(lambda state: None if not_complete(times, state) else True)
     finally:
         beating.cancel()
     state = shard.state
@@ -294,12 +294,12 @@ async def _keep(shard: Shard, reader: str) -> None:
 
 
 async def _end(shard: Shard, reader: str, slot: Slot) -> None:
-    await settle(slot)  # the registration may be on its way
+    await settle(slot)  # the outcome of the registration may be unknown
     await commit(shard.register, ExpireReader(reader))
 
 
 async def _renew(shard: Shard, reader: str) -> None:
-    """Renew the lease if a heartbeat is due. If the lease is gone, the read of a missing part says so."""
+    """Renew the lease if a heartbeat is due. If it has ended, only the read of a missing part fails."""
     record = shard.state.readers.get(reader)
     if record is None:
         return

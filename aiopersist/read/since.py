@@ -1,4 +1,4 @@
-"""A hold that never expires: a critical since, whose opaque fences earlier owners."""
+"""A hold that never expires: a critical since. Its opaque number fences earlier owners."""
 
 import asyncio
 from typing import Any
@@ -16,7 +16,7 @@ from aiopersist.state.retention import DowngradeCritical, RegisterCritical, Rele
 
 
 class SinceHandle(Resource):
-    """Holds history at `since` until the owner of the opaque moves it, also while no process runs."""
+    """Holds history at `since` until the owner of the opaque moves it, even while no process runs."""
 
     def __init__(self, shard: Shard, reader: str, record: CriticalReader, scope: Scope) -> None:
         self._shard = shard
@@ -28,7 +28,7 @@ class SinceHandle(Resource):
 
     @classmethod
     async def _open(cls, shard: Shard, reader: str, opaque: int, scope: Scope) -> "SinceHandle":
-        """Take the hold of that id, or make it at the shard's since. One commit for a new hold."""
+        """Open the hold of that id, or create it at the shard's since. One commit for a new hold."""
         own = Scope(f"the critical since {reader!r}", scope, shard.id)
         try:
             command = RegisterCritical(reader, _opaque(opaque))
@@ -55,9 +55,9 @@ class SinceHandle(Resource):
     async def compare_and_downgrade_since(
         self, expected_opaque: int, new_opaque: int, new_since: Antichain | Time
     ) -> Antichain:
-        """If the opaque is `expected_opaque`, install `new_opaque`, which fences earlier owners, and move the
-        hold to its join with `new_since`; returns the join. `OpaqueMismatch` if another owner has taken over.
-        One commit."""
+        """If the opaque is `expected_opaque`, set it to `new_opaque`, which fences earlier owners, and move
+        the hold to its join with `new_since`; returns the join. `OpaqueMismatch` if another owner has taken
+        over. One commit."""
         with self._scope.call():
             target = self._shard.checked_frontier(new_since)
             async with self._turn:
@@ -73,9 +73,9 @@ class SinceHandle(Resource):
                 return self._record.since
 
     async def release(self, expected_opaque: int) -> None:
-        """End the hold, if its opaque is `expected_opaque`, and close the handle; the id is free then. The
-        shard's since stays until another hold or `retain` moves it. `OpaqueMismatch` if another owner has
-        taken the hold over, or released it. One commit."""
+        """End the hold if its opaque is `expected_opaque`, and close the handle; its id is free afterwards.
+        The shard's since stays until another hold or `retain` moves it. `OpaqueMismatch` if another owner has
+        taken over or released the hold. One commit."""
         with self._scope.call():
             async with self._turn:
                 await settle(self._slot)
@@ -93,7 +93,7 @@ class SinceHandle(Resource):
 
 def _opaque(value: Any) -> int:
     if type(value) is not int or not -(2**63) <= value < 2**63:
-        raise TypeError(f"{shown(value)} is no opaque: an int of 64 bits")
+        raise TypeError(f"{shown(value)} is not an opaque: give an int of 64 bits")
     return value
 
 
@@ -102,7 +102,7 @@ def open_since(shards: Shards, name: str, critical_reader_id: str, opaque: int) 
 
     async def open_handle() -> SinceHandle:
         reader = check_name(critical_reader_id)
-        found = await shards.existing(name)
-        return await SinceHandle._open(found, reader, opaque, shards.scope)
+        shard = await shards.existing(name)
+        return await SinceHandle._open(shard, reader, opaque, shards.scope)
 
     return shards.opening(open_handle, f"client.critical_since({name!r}, ...)")

@@ -1,9 +1,9 @@
 """The exact contents of a shard at one time.
 
-A snapshot is planned on one state, without an await in between, and pins that state. Compaction and garbage
-collection go on, but the blobs that the state names stay until the snapshot is closed or the lease of its
-reader is lost. The contents are the sum of all updates with times `<= as_of`, over all batches that begin at
-or before `as_of`.
+A snapshot pins one state, and lists its parts without an await in between. Compaction and garbage collection
+continue, but the blobs of that state stay until the snapshot is closed or the lease of its reader is lost.
+The contents are the sum of all updates with times `<= as_of`, over all batches that begin at or before
+`as_of`.
 """
 
 from collections import deque
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 ROWS_ON_THE_LOOP = 512  # fewer rows are decoded faster than a worker thread takes over
 
-PLANS_MAX = 8  # attempts of a read without a lease: a collection may delete its parts before it has them
+PLANS_MAX = 8  # attempts of a read without a lease: a collection may delete its parts first
 
 
 def parts_at(state: State, as_of: Time) -> list[Named]:
@@ -67,11 +67,11 @@ class SnapshotStats(NamedTuple):
     """Updates in its parts, including those beyond its time and those that cancel out."""
     encoded_bytes: int
     columns: dict[str, ColumnStats]
-    """Bounds of the values of each leaf column that all parts have statistics of, by its dotted name."""
+    """Bounds of the values of each leaf column with statistics in every part, by its dotted name."""
 
 
 class PinnedRead(Resource):
-    """The reads of one durable state, and their iterations. Its blobs stay until this is closed."""
+    """The reads of one pinned state, and their iterations. Its blobs stay until this is closed."""
 
     def __init__(self, scope: Scope, fetch: Fetch, hold: SharedHold, seqno: int) -> None:
         self._scope = Scope("the snapshot", scope, fetch.shard.id)
@@ -87,8 +87,8 @@ class PinnedRead(Resource):
         return iteration
 
     async def aclose(self) -> None:
-        """Give up its blobs; idempotent. Iterations end with `CLOSED`."""
-        self._scope.close()  # perhaps closed before, with its handle
+        """Release its blobs; idempotent. Iterations end with `CLOSED`."""
+        self._scope.close()  # the handle may have closed it before
         self._release()
         for items in list(self._iterations):
             await items.aclose()
@@ -109,7 +109,7 @@ class Snapshot(PinnedRead, Generic[K, V]):
     ) -> None:
         super().__init__(scope, fetch, hold, state.seqno)
         self.as_of = as_of
-        self._need = need
+        self._pin = need
         self._closed = closed
         self._parts = parts_at(state, as_of)
 
@@ -118,8 +118,9 @@ class Snapshot(PinnedRead, Generic[K, V]):
         `DiffOverflow` if the sum of a row is beyond 64 bits.
 
         `where` is a `pyarrow.compute` expression over `pc.field("key")`, `pc.field("val", "amount")`, or
-        names of fields alone if they are unique. Only matching rows are returned; parts and row groups whose
-        statistics exclude a match are not fetched (the index of a large part is, by a request of its own).
+        only the names of fields if they are unique. Returns only matching rows. Does not fetch parts and row
+        groups whose statistics exclude a match (one more request for the index of a large part).
+
         `columns` names the columns to return instead, in their order, summed again: `["key"]`,
         `["val.amount"]`. `InvalidUsage` of kind `INVALID_COLUMN` for a column that does not exist."""
         with self._scope.call():
@@ -140,31 +141,30 @@ class Snapshot(PinnedRead, Generic[K, V]):
     async def rows(self, where: Any = None, *, columns: Columns) -> list[tuple[Any, ...]]: ...
 
     async def rows(self, where: Any = None, columns: Columns | None = None) -> list[Any]:
-        """All contents, as `(key, val, diff)` of the types of the schema; `where` and `columns` as in
+        """All contents, as `(key, val, diff)` in the types of the schema; `where` and `columns` as in
         `to_arrow`."""
         with self._scope.call():
             query = self._query(where, columns)
             return await self._rows_of(await self._contents(query), query)
 
     def batches(self, where: Any = None, columns: Columns | None = None) -> "Items[pa.RecordBatch]":
-        """All contents as Arrow batches, globally consolidated, in key order. In memory are about one and a
-        half row groups (`settings.row_group_bytes`) of each sorted run of parts; with `columns` the whole
-        result, unless these begin with the key, or its first fields. `where` and `columns` as in
-        `to_arrow`."""
+        """All contents as Arrow batches, globally consolidated, in key order; `where` and `columns` as in
+        `to_arrow`. Needs memory for about 1.5 row groups (`settings.row_group_bytes`) of each sorted run
+        of parts; for the whole result, if `columns` do not begin with the key or its first fields."""
         return self._iteration(self._batches(self._query(where, columns)))
 
     def __aiter__(self) -> AsyncIterator[tuple[K, V, int]]:
         return RowItems(self._scope, self._iteration(self._row_slices()))
 
     def parts(self) -> list[LeasedPart]:
-        """The parts of the snapshot, for readers in other processes (`fetch_part`). They can be read
-        until the snapshot is closed. No request."""
+        """The parts of the snapshot, for readers in other processes (`fetch_part`), until the snapshot is
+        closed. No request."""
         self._scope.check()
         self._hold.check(self._reader)
         return [LeasedPart(named, self._fetch, self._reader, self.as_of) for named in self._parts]
 
     async def stats(self) -> SnapshotStats:
-        """Bounds of the contents, by the statistics of the parts. No request."""
+        """Bounds of the contents, from the statistics of the parts. No request."""
         with self._scope.call():
             columns = await self._fetch.stack.compute(
                 common_stats, [part for _, part in self._parts], self._fetch.schema
@@ -177,9 +177,9 @@ class Snapshot(PinnedRead, Generic[K, V]):
             )
 
     async def aclose(self) -> None:
-        """Give up its blobs; idempotent. Iterations end with `CLOSED`."""
-        if self._need is not None:
-            self._hold.drop(self._need)
+        """See `PinnedRead`."""
+        if self._pin is not None:
+            self._hold.drop(self._pin)
         await super().aclose()
         self._closed(self)
 
@@ -193,8 +193,8 @@ class Snapshot(PinnedRead, Generic[K, V]):
         return await self._fetch.stack.compute(query.matching, self._parts)
 
     async def _plan_again(self, error: LeaseExpired, plans_left: int) -> None:
-        """Plan again, on the newest state: a part was replaced, and no lease kept it. Raises `error` if one
-        should have, or if no plan is left."""
+        """Plan again on the newest state, after a part without a lease was deleted. Raises `error` if there
+        is a lease, or if no plan is left."""
         if self._hold.keeps or not plans_left:
             raise error
         state = await self._fetch.shard.open()
@@ -232,8 +232,8 @@ class Snapshot(PinnedRead, Generic[K, V]):
         if table.num_rows < ROWS_ON_THE_LOOP:
             return query.rows(table)
         rows: list[tuple[Any, ...]] = []
-        for some in slices(table):
-            rows += await self._fetch.stack.compute(_kept_rows, query, some)
+        for rows in slices(table):
+            rows += await self._fetch.stack.compute(_kept_rows, query, rows)
         return rows
 
     def _batches(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
@@ -255,15 +255,16 @@ class Snapshot(PinnedRead, Generic[K, V]):
     async def _merged(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
         self._hold.check(self._reader)
         selection = Selection(as_of=self.as_of, not_as_of=query.after, where=query.where, keys=query.keys)
-        runs = plan_runs(self._parts)  # of all parts: the runs of a batch are indices of its parts
+        runs = plan_runs(self._parts)  # of all parts: the runs of a batch count them
         if query.where is not None or query.may_match is not None:
             kept = {id(part) for _, part in await self._matching(query)}
-            runs = [found for run in runs if (found := [named for named in run if id(named[1]) in kept])]
-        given = self._fetch, runs, selection, self._reader
+            matching = ([named for named in run if id(named[1]) in kept] for run in runs)
+            runs = [run for run in matching if run]
+        source = self._fetch, runs, selection, self._reader
         if query.paths is None:
-            merged = in_batches(*given, final=True)
+            merged = in_batches(*source, final=True)
         else:
-            merged = projected_in_batches(*given, query)
+            merged = projected_in_batches(*source, query)
         async with aclosing(merged) as batches:
             async for batch in batches:
                 yield batch
@@ -273,8 +274,8 @@ class Snapshot(PinnedRead, Generic[K, V]):
         async with aclosing(self._batches(query)) as batches:
             async for batch in batches:
                 size = batch.nbytes if batch.num_rows < ROWS_ON_THE_LOOP else inf
-                for some in slices(batch):
-                    yield await self._fetch.stack.compute_few(size, query.rows, some)
+                for rows in slices(batch):
+                    yield await self._fetch.stack.compute_few(size, query.rows, rows)
 
     async def updates(self) -> AsyncGenerator[Updates[K, V, Any], None]:
         """The contents as updates at `as_of`, in bounded memory."""
@@ -313,44 +314,44 @@ class Items(Generic[T]):
 
 
 class RowItems(Generic[T]):
-    """The items of the lists of an iteration, one by one. A wait may be cancelled and repeated; an item that
-    is in memory needs neither a wait nor a task."""
+    """The items of an iteration of lists, one by one. A wait may be cancelled and repeated; an item in memory
+    needs neither a wait nor a task."""
 
     def __init__(self, scope: Scope, lists: Items[list[T]]) -> None:
         self._scope = scope
         self._lists = lists
-        self._here: deque[T] = deque()
+        self._ready: deque[T] = deque()
 
     def __aiter__(self) -> "RowItems[T]":
         return self
 
     async def __anext__(self) -> T:
         self._scope.check()
-        while not self._here:
-            self._here.extend(await anext(self._lists))  # several waits add their lists one after the other
-        return self._here.popleft()
+        while not self._ready:
+            self._ready.extend(await anext(self._lists))  # several waits append their lists in turn
+        return self._ready.popleft()
 
     async def aclose(self) -> None:
         """Stop computing."""
-        self._here.clear()
+        self._ready.clear()
         await self._lists.aclose()
 
 
 async def contents_of(snapshot: Snapshot[Any, Any], keys: WantedKeys) -> "pa.Table":
-    """As `to_arrow`, of these keys; perhaps others come, too."""
+    """As `to_arrow`, of these keys; the result may have others, too."""
     with snapshot._scope.call():
         return await snapshot._contents(Query(snapshot._fetch.schema, keys=keys))
 
 
 async def count_of(snapshot: Snapshot[Any, Any], where: Any) -> int:
-    """How many rows `to_arrow(where)` has; many are not held in memory."""
-    if sum(part.rows for _, part in snapshot._parts) <= BATCH_ROWS:  # merging takes a few ms
+    """How many rows `to_arrow(where)` has, in bounded memory."""
+    if sum(part.rows for _, part in snapshot._parts) <= BATCH_ROWS:  # a merge takes a few ms
         return int((await snapshot.to_arrow(where)).num_rows)
     return sum([batch.num_rows async for batch in snapshot.batches(where)])
 
 
 async def updates_of(snapshot: Snapshot[Any, Any]) -> "pa.Table":
-    """As `to_arrow()`, of updates that are not summed, in any order. It saves the sorting."""
+    """As `to_arrow()`, but not summed, in any order: this needs no sort."""
     with snapshot._scope.call():
         return await snapshot._contents(Query(snapshot._fetch.schema, sums=False))
 
@@ -362,9 +363,8 @@ def some_batches(
     may_match: Callable[[Named], bool],
     columns: Columns | None = None,
 ) -> "Items[pa.RecordBatch]":
-    """As `batches(where, columns)`, but only parts that `may_match` are looked at. `after`, a time at or
-    beyond since: instead of the contents what changed after it, the diffs between the contents then and those
-    of the snapshot."""
+    """As `batches(where, columns)`, but reads only parts that `may_match`. `after`, a time at or beyond
+    since: returns the changes after it instead, the diffs between the contents then and now."""
     query = replace(snapshot._query(where, columns), after=after, may_match=may_match)
     return snapshot._iteration(snapshot._batches(query))
 

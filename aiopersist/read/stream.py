@@ -12,14 +12,14 @@ from aiopersist.parts.runs import merged
 from aiopersist.read.query import Query
 
 Runs = list[list[Named]]
-BATCH_ROWS = 65_536  # at most, of a batch that is handed out
-FOLD_ROWS_MIN = 4 * BATCH_ROWS  # rows of a projection that are held before they are summed
+BATCH_ROWS = 65_536  # at most, in a batch
+FOLD_ROWS_MIN = 4 * BATCH_ROWS  # rows of a projection in memory before they are summed
 
 
 async def in_batches(
     fetch: Fetch, runs: Runs, selection: Selection, reader: str, *, final: bool
 ) -> "AsyncGenerator[pa.RecordBatch, None]":
-    """Globally consolidated contents (`final`), in key order, or updates, by (key, value, time)."""
+    """Globally consolidated contents in key order (`final`), or updates by (key, value, time)."""
     async with aclosing(merged(fetch, runs, selection, reader, final=final)) as tables:
         async for table in tables:
             for batch in _batches(table):
@@ -29,37 +29,37 @@ async def in_batches(
 async def projected_in_batches(
     fetch: Fetch, runs: Runs, selection: Selection, reader: str, query: Query
 ) -> "AsyncGenerator[pa.RecordBatch, None]":
-    """The columns of `query`, summed, in their order. If the key, or fields of it from the first one on, come
-    first, rows that are alike are near each other, and so they are summed as they come. Distant rows may have
-    the same projection otherwise: the result is held in memory, but not the rows that it is made of."""
-    held: list[pa.Table] = []
+    """The columns of `query`, summed, in their order. If the key or its first fields come first, equal rows
+    are neighbours, and this sums them as they come. Otherwise distant rows may be equal: then the result is
+    in memory, but not its input."""
+    pending: list[pa.Table] = []
     rows, bound, order = 0, FOLD_ROWS_MIN, query.order
     async with aclosing(merged(fetch, runs, selection, reader, final=False)) as tables:
         async for table in tables:
-            held.append(query.projected(table))
+            pending.append(query.projected(table))
             if order:
-                settled, waiting = await fetch.stack.compute(_parted, held, order)
-                held = [waiting]
-                if settled.num_rows:
-                    for batch in _batches(await fetch.stack.compute(query.summed, [settled])):
+                complete, last = await fetch.stack.compute(_parted, pending, order)
+                pending = [last]
+                if complete.num_rows:
+                    for batch in _batches(await fetch.stack.compute(query.summed, [complete])):
                         yield batch
-            rows = sum(some.num_rows for some in held)
+            rows = sum(table.num_rows for table in pending)
             if rows > bound:
-                held = [await fetch.stack.compute(query.folded, held)]
-                bound = max(FOLD_ROWS_MIN, 2 * held[0].num_rows)
-    if held:
-        for batch in _batches(await fetch.stack.compute(query.summed, held)):
+                pending = [await fetch.stack.compute(query.folded, pending)]
+                bound = max(FOLD_ROWS_MIN, 2 * pending[0].num_rows)
+    if pending:
+        for batch in _batches(await fetch.stack.compute(query.summed, pending)):
             yield batch
 
 
-def _parted(held: "list[pa.Table]", order: tuple[str, ...]) -> "tuple[pa.Table, pa.Table]":
-    """The rows before the last ones that are alike in the columns of `order`, by which they are sorted; and
-    these, which may go on."""
-    table = pa.concat_tables(held)
+def _parted(pending: "list[pa.Table]", order: tuple[str, ...]) -> "tuple[pa.Table, pa.Table]":
+    """The rows, sorted by `order`, in two tables. The second has the last rows that are equal by `order`:
+    more of them may come."""
+    table = pa.concat_tables(pending)
     rows = rows_below(table, row_key(table, -1, order), order) if table.num_rows else 0
     return table.slice(0, rows), table.slice(rows)
 
 
 def _batches(table: "pa.Table") -> "list[pa.RecordBatch]":
-    """As they are handed out: others may write them as Parquet."""
+    """The batches of a table, in types that users can write as Parquet."""
     return [batch for batch in writable(table).to_batches(max_chunksize=BATCH_ROWS) if batch.num_rows]

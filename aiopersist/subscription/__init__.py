@@ -1,12 +1,12 @@
-"""Subscriptions: consumers of a shard, or of a table, whose position is durable in the shard's own state.
+"""Subscriptions: consumers of a shard, or of a table, with a durable position in the state of the shard.
 
 | module                 | what it has                                                           |
 |------------------------|-----------------------------------------------------------------------|
-| `open`, `subscription` | the opening of one, and its public calls                              |
-| `consumer`             | one opening of it in the state: acknowledgements, heartbeats, fencing |
-| `joint`                | acknowledgements in a commit of other writes                          |
-| `step`, `share`        | what is handed out; which keys are those of a share                   |
-| `view`                 | what a state says of its subscriptions                                |
+| `open`, `subscription` | the opening of a subscription, and its public calls                   |
+| `consumer`             | one opening in the state: acknowledgements, heartbeats, fencing       |
+| `joint`, `order`       | acknowledgements in a commit of other writes, and their order         |
+| `step`, `share`        | steps; the keys of a share                                            |
+| `view`                 | a view of the subscriptions in a state                                |
 
 Steps come from `read/feed.py`. The rules of positions and owners are in `state/subscriptions.py`.
 

@@ -1,15 +1,16 @@
-"""One opening of a subscription in the state of the shard: who it is, and how far it has acknowledged.
+"""One opening of a subscription in the state of the shard: its owner, and its acknowledged position.
 
 Acknowledgements coalesce: `acknowledge` notes the greatest position, and a task of the client makes it
-durable within `settings.ack_every_s`. Positions only move forward, so to send one twice, or an older one
-late, changes nothing; no outcome is left to settle. That is different where the position shares a commit
-with appends: the attempt stays in `joint` until it is settled, and the position tells a repeat that it
-happened (`CONSUMED`). It does so only if it was moved for this very step. A later step that was acknowledged
-without it proves nothing: `SKIPPED`.
+durable within `settings.ack_every_s`. Positions only move forward, so a position that is sent twice or late
+changes nothing, and no outcome needs to be settled.
 
-A take-over replaces the owner in the record. The earlier opening finds that in the newest state that this
-process knows, which news of the shard keep fresh, and in every commit; at the latest with its next heartbeat.
-Then it gives up what its reads keep.
+A position that shares a commit with appends does need that. Its attempt stays in `joint` until it is settled.
+The position tells a repeat that the commit happened (`CONSUMED`), but only if that very step has moved it. If
+a later step was acknowledged without this one, the answer is `SKIPPED`.
+
+A take-over replaces the owner in the record. The earlier opening sees that in the newest state of this
+process, which follows the shard, and in each commit; at the latest with its next heartbeat. Then it releases
+the history and blobs of its reads.
 """
 
 import asyncio
@@ -36,11 +37,11 @@ from aiopersist.state.subscriptions import (
 from aiopersist.subscription.order import Order
 from aiopersist.subscription.step import StepMark
 
-FLUSHES_PER_PERIOD = 2  # an acknowledgement waits half of `ack_every_s`, the commit has the other half
+FLUSHES_PER_PERIOD = 2  # half of `ack_every_s` for the acknowledgement to wait, half for the commit
 
 
 class SentSteps(NamedTuple):
-    """The steps whose acknowledgements a commit has that was sent, and the last of their positions."""
+    """The steps that a sent commit acknowledges, and the last of their positions."""
 
     marks: Collection[StepMark]
     position: Position
@@ -58,13 +59,13 @@ class Consumer:
         self.turn = asyncio.Lock()
         """Of commits that move the position."""
         self.joint = Slot()
-        """Of a commit that it shares with appends to other shards."""
+        """Of a commit shared with appends to other shards."""
         self.order = Order(record.key)
         """Of the calls that acknowledge."""
         self.sent: SentSteps | None = None
-        """Those of a commit with other writes whose outcome is not known."""
+        """Of a commit with other writes whose outcome is unknown."""
         self.on_lost: Callable[[], None] = lambda: None
-        """Called when a heartbeat or an acknowledgement finds that it is fenced, or gave up its position."""
+        """Called when a heartbeat or an acknowledgement sees that it is fenced, or has lost its position."""
         self._acked = record.position
         self._flushing: asyncio.Task[None] | None = None
         self._backoff = Backoff(shard.stack.supervisor.failures, f"acknowledging in {shard.label}")
@@ -91,7 +92,7 @@ class Consumer:
     # --- acknowledgements ------------------------------------------------------------------------
 
     def acknowledge(self, mark: StepMark) -> None:
-        """Note it; it is durable within `settings.ack_every_s`. Nothing if a later one was noted."""
+        """Note the position, if it is later. It becomes durable within `settings.ack_every_s`."""
         self.learn()
         mark.is_acknowledged = True
         if self._acked.is_before(mark.position):
@@ -101,8 +102,7 @@ class Consumer:
                 self._flushing = self.shard.stack.supervisor.background(self._flush_soon(), name)
 
     async def flush(self) -> None:
-        """Make what was noted durable, and raise if the opening is fenced. One commit; if it was durable, one
-        request."""
+        """Make the noted position durable; raise if fenced. One commit; one request if it was durable."""
         was_durable = self.is_durable
         async with self.turn:
             if not self.is_durable:
@@ -113,7 +113,7 @@ class Consumer:
 
     @property
     def is_durable(self) -> bool:
-        """Whether everything that was noted is durable."""
+        """Whether the noted position is durable."""
         record = self._record
         return record is not None and not record.position.is_before(self._acked)
 
@@ -126,34 +126,34 @@ class Consumer:
                 self._backoff.succeeded()
             except (OpaqueMismatch, SubscriptionExpired, ShardFinalized):
                 self.on_lost()
-                return  # the next call of the user finds it, too
+                return  # the next call of the user raises it
             except Exception as error:
                 await self._backoff.failed(error)
 
     # --- together with appends -------------------------------------------------------------------
 
     def check_not_passed(self, mark: StepMark) -> None:
-        """`CONSUMED` if the step was acknowledged before, `SKIPPED` if only a later one was."""
+        """`CONSUMED` if the step was acknowledged, `SKIPPED` if only a later one was."""
         self.learn()
         record = self._record
-        known = [self._acked, *([] if record is None else [record.position])]
-        if all(one.is_before(mark.position) for one in known):
+        positions = [self._acked, *([] if record is None else [record.position])]
+        if all(one.is_before(mark.position) for one in positions):
             return
-        is_its_own = mark.is_acknowledged or mark.position in known
+        is_its_own = mark.is_acknowledged or mark.position in positions
         error = (consumed if is_its_own else skipped)(self.key)
         error.shard_id = self.shard.id
         raise error
 
     def send(self, marks: Collection[StepMark], position: Position) -> SentSteps | None:
-        """One commit is about to acknowledge these steps. Returns an earlier one whose outcome is not known:
-        while there is one, the position does not tell which of the two has moved it."""
+        """A commit will acknowledge these steps. Returns an earlier commit whose outcome is unknown: then the
+        position does not tell which of the two has moved it."""
         self.learn()
         before = self.sent
         self.sent = SentSteps(marks if before is None else (), position)
         return before
 
     def learn(self) -> None:
-        """Note what the newest state that this process knows tells of the commit that was sent."""
+        """Check in the newest state of this process whether the sent commit happened."""
         record = self._record
         if self.sent is not None and record is not None and record.position == self.sent.position:
             self.committed(*self.sent)
@@ -177,7 +177,7 @@ class Consumer:
 
     @property
     def _is_lost(self) -> bool:
-        """Whether the newest state that this process knows has another owner, or no position."""
+        """Whether the newest state of this process has another owner, or no position."""
         state, record = self.shard.state, self._record
         return state.finalized or refused(self.ack(self._acked), record) is not None
 
@@ -190,7 +190,7 @@ class Consumer:
         await commit(self.shard.register, BeatSubscription(self.key, self.owner))
 
     async def leave(self) -> None:
-        """Make what was noted durable, and give up the ownership. One commit; none if it was taken over."""
+        """Make the noted position durable, and give up the ownership. One commit; none after a take-over."""
         self.stop()
         async with self.turn:
             command = LeaveSubscription(self.ack(self._acked), self.shard.stack.runtime.token())

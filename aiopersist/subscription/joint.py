@@ -1,5 +1,6 @@
-"""Acknowledgements that share a commit with other writes, of several subscriptions. They are strict: a
-position that is passed already refuses the commit, since what shares it was written then."""
+"""Acknowledgements of several subscriptions that share a commit with other writes. They are strict: if a
+position has already passed the step, the commit is refused, since its writes happened before.
+"""
 
 import asyncio
 from collections import defaultdict
@@ -26,12 +27,12 @@ class JointAck(NamedTuple):
 
 
 def acknowledging(acks: Iterable[JointAck]) -> Acknowledging:
-    """The call of these acknowledgements, to be entered."""
+    """The call of these acknowledgements, a context manager."""
     return Acknowledging({consumer.order: mark.position for consumer, mark in acks})
 
 
 def refusal(acks: Iterable[JointAck]) -> Error | None:
-    """Why one of these is refused, by the newest known states. Refusals are final."""
+    """Why one of these is refused, by the newest states of this process. Refusals are final."""
     for consumer, mark in acks:
         try:
             consumer.check(consumer.shard.state)
@@ -56,16 +57,16 @@ class JointAcks:
         return bool(self._acks)
 
     def passes(self, acks: Iterable[JointAck]) -> bool:
-        """Whether one of these would be refused once this is committed."""
-        found = ((self._positions.get(consumer), mark.position) for consumer, mark in acks)
-        return any(mine is not None and not mine.is_before(position) for mine, position in found)
+        """Whether one of `acks` would be refused after this commit."""
+        pairs = ((self._positions.get(consumer), mark.position) for consumer, mark in acks)
+        return any(own is not None and not own.is_before(position) for own, position in pairs)
 
     def lacks(self, call: Acknowledging) -> bool:
-        """Whether an earlier call than this one is undecided, and not part of this commit."""
+        """Whether an earlier call than `call` is undecided and not part of this commit."""
         return any(earlier not in self._calls for earlier in call.earlier())
 
     def take(self, acks: Iterable[JointAck], call: Acknowledging | None = None) -> None:
-        """Have these, of that call, join; those that it `passes` cannot."""
+        """Add these acknowledgements, of `call`, to the commit; not those that it `passes`."""
         for consumer, mark in acks:
             self._positions[consumer] = mark.position
             self._acks.append(JointAck(consumer, mark))
@@ -73,7 +74,7 @@ class JointAcks:
             self._calls.add(call)
 
     def refusal(self) -> Error | None:
-        """Why one of them is refused by now."""
+        """Why one of them is refused now."""
         return refusal(self._acks)
 
     def to(self, shard: Shard) -> tuple[Ack, ...]:
@@ -83,7 +84,7 @@ class JointAcks:
     async def attempts(
         self, apart_from: Collection[Shard], slots: MutableMapping[Shard, Slot]
     ) -> list[Attempt]:
-        """What commits those of other shards, once an earlier such commit is settled."""
+        """The attempts for the other shards, after an earlier commit of them is settled."""
         shards = dict.fromkeys(c.shard for c in self._positions if c.shard not in apart_from)
         for shard in shards:
             await settle(slots[shard])
@@ -98,7 +99,7 @@ class JointAcks:
 
     @contextmanager
     def sending(self) -> Iterator[None]:
-        """Around the commit: at its end they are durable, unless it raises."""
+        """A context around the commit: afterwards they are durable, unless it raises."""
         marks: dict[Consumer, list[StepMark]] = {consumer: [] for consumer in self._positions}
         for consumer, mark in self._acks:
             marks[consumer].append(mark)
@@ -107,7 +108,7 @@ class JointAcks:
             yield
         except (Indeterminate, asyncio.CancelledError):
             raise
-        except BaseException:  # none of it happened
+        except BaseException:  # the commit did not happen
             for consumer, sent in before.items():
                 consumer.sent = sent
             raise
@@ -117,10 +118,10 @@ class JointAcks:
 
 async def commit_alone(acks: Iterable[JointAck]) -> None:
     """Make them durable, all in one commit."""
-    together = JointAcks(acks)
-    attempts = await together.attempts((), defaultdict(Slot))
+    joint = JointAcks(acks)
+    attempts = await joint.attempts((), defaultdict(Slot))
     try:
-        with together.sending():
+        with joint.sending():
             await commit_all(attempts)
     except InvalidUsage as error:
-        raise together.refusal() or error from None
+        raise joint.refusal() or error from None

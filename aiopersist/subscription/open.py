@@ -1,4 +1,4 @@
-"""Opens subscriptions, tells of those that a shard has, and ends them."""
+"""Opens subscriptions, lists those of a shard, and drops them."""
 
 import re
 from collections.abc import Awaitable, Callable
@@ -35,7 +35,7 @@ S = TypeVar("S", bound=SubscriptionStep)
 _SHARE = re.compile(r"\[\d+/\d+\]$")
 
 
-class Wanted(NamedTuple):
+class SubscriptionArguments(NamedTuple):
     """The arguments of an opening, as the user gave them."""
 
     name: str
@@ -46,14 +46,14 @@ class Wanted(NamedTuple):
     lease_s: float | None = None
 
     def check(self) -> None:
-        """Raise for what is wrong in any case."""
+        """Check everything that needs no state."""
         if _SHARE.search(check_name(self.name)):
-            text = f"{shown(self.name)} ends as the names of shares do: give share=(i, n)"
+            text = f"{shown(self.name)} ends like the name of a share: give share=(i, n)"
             raise InvalidUsage(UsageKind.INVALID_NAME, text, name=self.name)
         if self.resume is not None and self.start is not None:
-            raise InvalidUsage(UsageKind.INVALID_CURSOR, "give start, or resume, not both")
+            raise InvalidUsage(UsageKind.INVALID_CURSOR, "give start or resume, not both")
         if self.resume is not None and not isinstance(self.resume, str):
-            raise InvalidUsage(UsageKind.INVALID_CURSOR, f"{shown(self.resume)} is no text")
+            raise InvalidUsage(UsageKind.INVALID_CURSOR, f"resume={shown(self.resume)} is not a str")
         if isinstance(self.start, str) and self.start not in list(Beginning):
             text = f"start={shown(self.start)}: 'snapshot', 'now', a time, or None"
             raise InvalidUsage(UsageKind.INVALID_TIME, text, time=self.start)
@@ -65,7 +65,7 @@ class Wanted(NamedTuple):
             _check_expire_after(self.expire_after)
 
     def beginning(self, shard: Shard) -> Position | Beginning | None:
-        """Where `start` says; strictly after a time."""
+        """The position of `start`: after a time, not at it."""
         if self.start is None or isinstance(self.start, str):
             return None if self.start is None else Beginning(self.start)
         time = time_of(self.start, shard)
@@ -77,16 +77,16 @@ class Wanted(NamedTuple):
 
 def _check_expire_after(value: object) -> None:
     if not isinstance(value, timedelta) or not 0 < value.total_seconds() <= SECONDS_MAX:
-        raise ValueError(f"expire_after={value!r} is no positive timedelta, a century at most")
+        raise ValueError(f"expire_after={value!r} is not a positive timedelta of at most a century")
 
 
 def open_subscription(
-    shards: Shards, name: str, schema: Schema[Any, Any, Any] | None, wanted: Wanted
+    shards: Shards, name: str, schema: Schema[Any, Any, Any] | None, arguments: SubscriptionArguments
 ) -> Opening[Subscription[SubscribedUpdates[Any, Any]]]:
     """See `Client.subscription`."""
 
     async def open_handle() -> Subscription[SubscribedUpdates[Any, Any]]:
-        wanted.check()
+        arguments.check()
         if schema is not None:
             checked_schema(schema)
         if shards.stack.readonly:
@@ -94,7 +94,7 @@ def open_subscription(
         shard = await shards.existing(name)
         stored = shard.schema(shard.state.schema_id)
         if stored.time_length is not None:
-            text = f"{shard.label} has product times: subscriptions are for shards with int times"
+            text = f"{shard.label} has product times: a subscription needs int times"
             raise InvalidUsage(UsageKind.INVALID_TIME, text)
         chosen: Schema[Any, Any, Any] = stored if schema is None else shard.as_stored(schema)
         handle: ReadHandle[Any, Any] = await ReadHandle._open(
@@ -102,7 +102,7 @@ def open_subscription(
         )
         try:
             return await opened(
-                session_of(handle), wanted, _with_updates(chosen), shards.scope, handle.aclose
+                session_of(handle), arguments, _with_updates(chosen), shards.scope, handle.aclose
             )
         except BaseException:
             shards.stack.supervisor.spawn(handle.aclose(), "close a reader")
@@ -126,33 +126,33 @@ def _with_updates(schema: Schema[Any, Any, Any]) -> Form[SubscribedUpdates[Any, 
 
 async def opened(
     session: ReadSession[Any, Any],
-    wanted: Wanted,
+    arguments: SubscriptionArguments,
     form: Form[S],
     scope: Scope,
     release: Callable[[], Awaitable[None]],
 ) -> Subscription[S]:
-    """The subscription that reads by `session`; at its end it calls `release`. One commit."""
+    """A subscription that reads by `session`, and calls `release` at its end. One commit."""
     shard, stack = session.shard, session.shard.stack
-    resume = None if wanted.resume is None else await position_of(wanted.resume, session)
-    expire_after = wanted.expire_after
+    resume = None if arguments.resume is None else await position_of(arguments.resume, session)
+    expire_after = arguments.expire_after
     command = OpenSubscription(
-        wanted.name,
-        wanted.share,
+        arguments.name,
+        arguments.share,
         stack.signed(stack.runtime.token()),
-        stack.settings.reader_lease_s if wanted.lease_s is None else wanted.lease_s,
+        stack.settings.reader_lease_s if arguments.lease_s is None else arguments.lease_s,
         None if expire_after is None else expire_after.total_seconds(),
-        wanted.beginning(shard),
+        arguments.beginning(shard),
         resume,
     )
     consumer = Consumer(shard, await commit(shard.register, command))
     feed: UpdateFeed[Any, Any] = UpdateFeed(session)
     try:
         await feed.open_at(consumer.begins_at)
-        return Subscription(consumer, feed, form, wanted.share, scope, release)
+        return Subscription(consumer, feed, form, arguments.share, scope, release)
     except BaseException as error:
         consumer.stop()
         stack.supervisor.spawn(_given_up(consumer, feed), "leave a subscription")
-        if isinstance(error, SinceViolation):  # the position holds since: another opening has moved it
+        if isinstance(error, SinceViolation):  # the position holds since, so another opening has moved it
             consumer.check(shard.state)
         raise
 

@@ -1,14 +1,13 @@
-"""The order of acknowledgements that are under way at the same time.
+"""The order of acknowledgements that run at the same time.
 
 An acknowledgement moves the position past all steps before its own. While the transaction of an earlier step
-is undecided, that step is not done yet: it may meet a conflict and run again, or fail. So
+is undecided, that step is not done: it may meet a conflict and run again, or fail. So
 
 - a later acknowledgement waits until the earlier ones are decided, or shares a commit with them;
-- if an earlier one fails, those that were called before it failed are refused (`WOULD_SKIP`): their callers
-  could not know. A call that begins after that goes on: its caller knows, and skips the step;
-- calls that acknowledge steps of several subscriptions, each of which would wait for another one, are refused
-  as they begin; so is a call that the body of an earlier one makes, or a task that this body began: it would
-  wait for the body, and the body may wait for it.
+- if an earlier one fails, all calls that began before are refused (`WOULD_SKIP`), since their callers could
+  not know of it. A call that begins afterwards continues: its caller knows, and skips the step;
+- calls of several subscriptions that would wait for each other are refused when they begin. So is a call from
+  the body of an earlier one, or from a task of this body: each would wait for the other.
 """
 
 import asyncio
@@ -21,11 +20,11 @@ from aiopersist.base.errors import InvalidUsage, UsageKind
 from aiopersist.state.position import Position
 
 _within: ContextVar[tuple[object, ...]] = ContextVar("acknowledging", default=())
-"""The marks of the calls whose bodies run here. A task that a body begins has them, too; it keeps no call."""
+"""The marks of the calls whose bodies, or tasks of them, run here. A mark keeps no call alive."""
 
 
 class Order:
-    """The calls under way that acknowledge steps of one subscription."""
+    """The running calls that acknowledge steps of one subscription."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -33,8 +32,7 @@ class Order:
 
 
 class Acknowledging:
-    """One call that acknowledges steps, one of each of these subscriptions. It is undecided within its
-    `with`."""
+    """One call that acknowledges a step of each of these subscriptions. It is undecided within its `with`."""
 
     def __init__(self, positions: Mapping[Order, Position]) -> None:
         self._positions = dict(positions)
@@ -43,9 +41,9 @@ class Acknowledging:
         self._mark = object()
         self._outer: tuple[object, ...] = ()
         self.is_decided = False
-        """Whether it has happened, though its caller may not know it yet."""
+        """Whether it has happened; its caller may not know yet."""
         self.refusal: InvalidUsage | None = None
-        """Why it is refused, once an earlier one has failed."""
+        """The error after an earlier one has failed."""
 
     def __enter__(self) -> Self:
         self._outer = _within.get()
@@ -69,7 +67,7 @@ class Acknowledging:
 
     @property
     def queued(self) -> bool:
-        """Whether it waits for the group commit, which takes calls in their order."""
+        """Whether it waits for the group commit, which keeps the order of calls."""
         return self._queued
 
     @queued.setter
@@ -79,13 +77,13 @@ class Acknowledging:
 
     def earlier(self) -> Iterator["Acknowledging"]:
         """The undecided calls with an earlier step."""
-        for order, mine in self._positions.items():
+        for order, own in self._positions.items():
             for call, position in order.calls.items():
-                if position.is_before(mine) and not call.is_decided:
+                if position.is_before(own) and not call.is_decided:
                     yield call
 
     async def turn(self, *, to_queue: bool = False) -> None:
-        """Return once all earlier ones are decided; `to_queue`: or queue. `WOULD_SKIP` if one has failed."""
+        """Return once all earlier calls are decided, or `to_queue`. `WOULD_SKIP` if one has failed."""
         while True:
             self.check()
             waits_for = [call for call in self.earlier() if not (to_queue and call.queued)]
@@ -94,7 +92,7 @@ class Acknowledging:
             await waits_for[-1]._moved.wait()
 
     def check(self) -> None:
-        """`WOULD_SKIP` if an earlier one has failed since this one began."""
+        """`WOULD_SKIP` if an earlier call has failed since this one began."""
         if self.refusal is not None:
             raise self.refusal
 
@@ -103,21 +101,21 @@ class Acknowledging:
         moved.set()
 
     def _refuse_later(self) -> None:
-        for order, mine in self._positions.items():
+        for order, own in self._positions.items():
             text = f"an earlier step of subscription {order.key!r} failed while this call waited for it"
             for call, position in order.calls.items():
-                if mine.is_before(position) and call.refusal is None:
+                if own.is_before(position) and call.refusal is None:
                     call.refusal = InvalidUsage(UsageKind.WOULD_SKIP, text)
 
     def _check_apart(self) -> None:
-        """`WOULD_SKIP` if the body of an earlier one makes this call, or a task of it."""
+        """`WOULD_SKIP` if the body of an earlier call, or a task of that body, makes this one."""
         if any(call._mark in self._outer for call in self.earlier()):
             text = "the body of a transaction acknowledges a later step than it does: neither can go first"
             raise InvalidUsage(UsageKind.WOULD_SKIP, text)
 
     def _check_uncrossed(self) -> None:
-        """`WOULD_SKIP` if one that it would wait for would wait for it. Only calls with several subscriptions
-        can: those of a single one stand in one order."""
+        """`WOULD_SKIP` if two calls would wait for each other. This needs calls of several subscriptions:
+        those of one have one order."""
         seen: set[Acknowledging] = set()
         todo: list[Acknowledging] = [self]
         while todo:
@@ -125,9 +123,9 @@ class Acknowledging:
             if call is not self and self._is_before(call):
                 text = "each of two calls acknowledges a step before one of the other's: neither can go first"
                 raise InvalidUsage(UsageKind.WOULD_SKIP, text)
-            found = {one for one in call.earlier() if len(one._positions) > 1} - seen
-            seen |= found
-            todo += found
+            waited_for = {one for one in call.earlier() if len(one._positions) > 1} - seen
+            seen |= waited_for
+            todo += waited_for
 
     def _is_before(self, other: "Acknowledging") -> bool:
         shared = self._positions.keys() & other._positions.keys()

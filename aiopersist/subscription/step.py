@@ -1,4 +1,4 @@
-"""What a subscription hands out."""
+"""The steps of a subscription."""
 
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -13,27 +13,26 @@ V = TypeVar("V")
 
 @dataclass(slots=True)
 class StepMark:
-    """What a step is acknowledged by."""
+    """Identifies a step for its acknowledgement."""
 
     owner: str
-    """The opening that handed it out."""
+    """The opening that delivered the step."""
     position: Position
-    """Where that stands behind it."""
+    """The position after the step."""
     is_acknowledged: bool = False
-    """Whether it was acknowledged itself, as far as is known; not only by the acknowledgement of a later
-    one."""
+    """Whether this process knows that it was acknowledged itself, not only by a later step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionStep:
-    """A step, and where the subscription stands behind it."""
+    """A step, and the position after it."""
 
     upper: Antichain
     """Everything before it was delivered."""
     cursor: str
-    """A text by which a subscription, or a feed, goes on behind this step."""
+    """Text from which a subscription or a feed continues after this step."""
     contents: bool
-    """Whether it has some of the contents at the beginning."""
+    """Whether it is part of the contents at the beginning."""
     _mark: StepMark = field(repr=False, compare=False)
 
 
@@ -45,5 +44,5 @@ class SubscribedUpdates(SubscriptionStep, Generic[K, V]):
 
 
 def mark_of(step: object) -> StepMark | None:
-    """What `step` is acknowledged by; `None` for what is no step of a subscription."""
+    """The mark of `step`; `None` unless it is a step of a subscription."""
     return step._mark if isinstance(step, SubscriptionStep) else None

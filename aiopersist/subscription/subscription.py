@@ -1,4 +1,4 @@
-"""The handle of a subscription: its steps, and what is acknowledged."""
+"""The handle of a subscription: its steps, and their acknowledgement."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -26,12 +26,12 @@ from aiopersist.write.append_many import Append, append_with, with_copied_update
 S = TypeVar("S", bound=SubscriptionStep)
 
 Form = Callable[[UpdatesStep, StepMark], S]
-"""What the user gets of a step of updates."""
+"""Converts a step of updates to a step for the user."""
 
 
 class Subscription(Resource, Generic[S]):
-    """An async iterator of the steps of one consumer, from its durable position on. What was not acknowledged
-    comes again at the next opening. A wait may be cancelled and repeated."""
+    """An async iterator of the steps of one consumer, from its durable position on. The next opening delivers
+    unacknowledged steps again. A wait may be cancelled and repeated."""
 
     def __init__(
         self,
@@ -55,15 +55,15 @@ class Subscription(Resource, Generic[S]):
 
     @property
     def name(self) -> str:
-        """Its name; that of a share is `name[i/n]`."""
+        """Its name; `name[i/n]` for a share."""
         return self._consumer.key
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> S:
-        """The next step. `OpaqueMismatch` if another opening has taken over, `SubscriptionExpired` if it gave
-        up its position."""
+        """The next step. `OpaqueMismatch` if another opening has taken over, `SubscriptionExpired` if it has
+        lost its position."""
         with self._scope.call():
             self._check()
             stack = self._consumer.shard.stack
@@ -71,17 +71,18 @@ class Subscription(Resource, Generic[S]):
                 try:
                     return await self._next()
                 except Error:
-                    self._check()  # what it lost with its position is a consequence
+                    self._check()  # a lost position may be the cause
                     raise
 
     async def ack(self, step: S, durable: bool = False) -> None:
-        """Everything up to this step is done: it does not come again. It is durable within
-        `settings.ack_every_s`, together with others, and at the end of `async with`; with `durable=True` when
-        this returns. An older one than the last changes nothing. It waits for calls that acknowledge earlier
-        steps (`commit`, `Client.transact`): `WOULD_SKIP` if one of them fails meanwhile.
+        """Acknowledge everything up to this step: it does not come again. An older step changes nothing.
 
-        `OpaqueMismatch` with `durable=True` if another opening has taken over; without, the next step says
-        so. `InvalidUsage` for a step of another opening. One commit for all that wait."""
+        The acknowledgement is durable within `settings.ack_every_s`, and after `async with`; with
+        `durable=True` when this returns. It waits for calls that acknowledge earlier steps (`commit`,
+        `Client.transact`): `WOULD_SKIP` if one of them fails meanwhile.
+
+        `OpaqueMismatch` if another opening has taken over; without `durable=True` the next step raises it.
+        `InvalidUsage` for a step of another opening. One commit for all that wait."""
         with self._scope.call():
             ack = JointAck(self._consumer, self._mark(step))
             with acknowledging([ack]) as call:
@@ -92,26 +93,27 @@ class Subscription(Resource, Generic[S]):
 
     async def commit(self, step: S, appends: Sequence[Append]) -> None:
         """Acknowledge everything up to this step, and append, in one commit: all of it happens, or nothing.
-        So what a consumer makes of its input is written exactly once, across crashes.
+        So the output of a consumer is written exactly once, across crashes.
 
         `InvalidUsage` of kind `CONSUMED` for a step that was acknowledged before: a repeat after a lost
-        answer learns so that it happened; `SKIPPED` if only a later step was. It waits for calls that
-        acknowledge earlier steps: `WOULD_SKIP` if one of them fails meanwhile. `UpperMismatch` names a shard
-        whose upper was not the expected one, `OpaqueMismatch` says that another opening has taken over; then
-        nothing is written. `Unsupported` where the store cannot write several shards at one moment. Costs as
-        `Client.compare_and_append_many`."""
+        answer learns from it that the commit happened. `SKIPPED` if only a later step was acknowledged. Waits
+        for calls that acknowledge earlier steps: `WOULD_SKIP` if one of them fails meanwhile.
+
+        `UpperMismatch` names a shard whose upper was not the expected one. `OpaqueMismatch` if another
+        opening has taken over. Then nothing is written. `Unsupported` if the store cannot write several
+        shards at one moment. Costs the same as `Client.compare_and_append_many`."""
         with self._scope.call():
             acks = [JointAck(self._consumer, self._mark(step))]
-            given = [with_copied_updates(append) for append in appends]
+            copies = [with_copied_updates(append) for append in appends]
             with acknowledging(acks) as call:
                 await call.turn()
                 async with self._consumer.turn:
-                    await self._commit(JointAcks(acks), given)
+                    await self._commit(JointAcks(acks), copies)
 
     async def aclose(self) -> None:
-        """Make what was acknowledged durable, and leave the position to the next opening. Idempotent; raises
+        """Make all acknowledgements durable, and leave the position to the next opening. Idempotent; raises
         nothing if another opening has taken over. `StorageUnavailable` if the last acknowledgement is not
-        durable, `Indeterminate` if it may still become so: else its step comes again."""
+        durable: its step comes again. `Indeterminate` if it may still become durable."""
         if not self._scope.close():
             return
         supervisor = self._consumer.shard.stack.supervisor
@@ -127,23 +129,23 @@ class Subscription(Resource, Generic[S]):
 
     # --- inside ----------------------------------------------------------------------------------
 
-    async def _commit(self, together: JointAcks, appends: Sequence[Append]) -> None:
+    async def _commit(self, joint: JointAcks, appends: Sequence[Append]) -> None:
         shard = self._consumer.shard
-        (joined,) = await together.attempts((), {shard: self._consumer.joint})
-        if (error := together.refusal()) is not None:
+        (joined,) = await joint.attempts((), {shard: self._consumer.joint})
+        if (error := joint.refusal()) is not None:
             raise error
         try:
-            with together.sending():
-                await append_with(appends, shard, together.to(shard), joined)
+            with joint.sending():
+                await append_with(appends, shard, joint.to(shard), joined)
         except (InvalidUsage, UpperMismatch) as refused:
             if isinstance(refused, UpperMismatch):
                 await shard.open()
-            if (error := together.refusal()) is not None:
+            if (error := joint.refusal()) is not None:
                 raise error from refused
             raise
 
     def _check(self) -> None:
-        """Raise unless it has its position, and give up what it reads if it has not."""
+        """Raise, and stop reading, unless it has its position."""
         try:
             self._consumer.check(self._consumer.shard.state)
         except Error:
@@ -151,13 +153,13 @@ class Subscription(Resource, Generic[S]):
             raise
 
     def _let_go(self) -> None:
-        """Give up history and blobs: it reads no further."""
+        """Stop reading: release history and blobs."""
         if self._letting_go is None:
             supervisor = self._consumer.shard.stack.supervisor
-            self._letting_go = supervisor.spawn(self._feed.aclose(), "let go of a lost subscription's reads")
+            self._letting_go = supervisor.spawn(self._feed.aclose(), "end the reads of a lost subscription")
 
     async def _leave(self) -> None:
-        """All of it, also if the caller of `aclose` is cancelled."""
+        """The work of `aclose`, which continues if the caller is cancelled."""
         try:
             try:
                 await self._feed.aclose()
@@ -171,8 +173,8 @@ class Subscription(Resource, Generic[S]):
             await self._release()
 
     async def _next(self) -> S:
-        """The next step. If the lease of the reads is lost, as in a process that stood still, it goes on
-        under a new one: the position itself holds what follows."""
+        """The next step. If the lease of the reads is lost, as in a process that stood still, it continues
+        under a new one: the position holds later history."""
         try:
             return await self._feed.next(self._formed)
         except LeaseExpired:
@@ -185,7 +187,7 @@ class Subscription(Resource, Generic[S]):
             return await self._feed.next(self._formed)
 
     def _formed(self, step: UpdatesStep) -> S:
-        """What the user gets: the updates of its share."""
+        """The step for the user: the updates of its share."""
         if self._share is not None and step.updates.num_rows:
             step = step._replace(updates=within_share(step.updates, self._share))
         return self._form(step, StepMark(self._consumer.owner, step.position))
@@ -193,9 +195,9 @@ class Subscription(Resource, Generic[S]):
     def _mark(self, step: S) -> StepMark:
         mark = mark_of(step)
         if mark is None:
-            raise TypeError(f"{shown(step)} is no step of a subscription")
+            raise TypeError(f"{shown(step)} is not a step of a subscription")
         if mark.owner != self._consumer.owner:
-            text = f"the step is of another opening than this one of subscription {self.name!r}"
+            text = f"the step is from another opening of subscription {self.name!r}"
             raise InvalidUsage(UsageKind.INVALID_CURSOR, text)
         return mark
 
@@ -204,7 +206,7 @@ class Subscription(Resource, Generic[S]):
 
 
 class JointCall(Acknowledging):
-    """A call with acknowledgements, as a user gives them."""
+    """A call with the acknowledgements of a user."""
 
     def __init__(self, acks: Iterable[Any], stack: Stack) -> None:
         self.acks = _joint_acks(acks, stack)
@@ -212,18 +214,17 @@ class JointCall(Acknowledging):
 
 
 def _joint_acks(acks: Iterable[Any], stack: Stack) -> tuple[JointAck, ...]:
-    """`(subscription, step)` pairs, checked: open subscriptions of this client, each once, and steps of
-    theirs."""
-    found: dict[Consumer, JointAck] = {}
+    """Checked `(subscription, step)` pairs: open subscriptions of this client, each once."""
+    by_consumer: dict[Consumer, JointAck] = {}
     for pair in acks:
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], Subscription):
-            raise TypeError(f"{shown(pair)} is no pair of a subscription and a step of it")
+            raise TypeError(f"{shown(pair)} is not a pair of a subscription and its step")
         subscription, step = pair
         subscription._scope.check()
         consumer = subscription._consumer
         if consumer.shard.stack is not stack:
             raise InvalidUsage(UsageKind.INVALID_APPEND, f"{subscription!r} belongs to another client")
-        if consumer in found:
+        if consumer in by_consumer:
             raise InvalidUsage(UsageKind.INVALID_APPEND, f"{subscription!r} is named twice")
-        found[consumer] = JointAck(consumer, subscription._mark(step))
-    return tuple(found.values())
+        by_consumer[consumer] = JointAck(consumer, subscription._mark(step))
+    return tuple(by_consumer.values())

@@ -1,4 +1,4 @@
-"""What a state says of its subscriptions."""
+"""A view of the subscriptions in a state."""
 
 from pydantic import BaseModel
 
@@ -9,26 +9,24 @@ from aiopersist.state.subscriptions import batches_beyond, has_expired
 
 
 class SubscriptionView(BaseModel, frozen=True):
-    """One consumer, or one share."""
+    """One consumer or share."""
 
     position: Antichain
     """Everything before it is acknowledged."""
     contents: bool
-    """Whether it stands within the contents, which come first."""
+    """Whether its position is within the contents, which come first."""
     lag: int | None
-    """Times between its position and the shard's upper; `None` once the shard is closed, and it is not at the
-    end."""
+    """Times between its position and the shard's upper; `None` if the closed shard has more."""
     lag_updates: int
-    """How many updates may be beyond its position, by the descriptions of batches: at most so many."""
+    """An upper bound of the updates beyond its position, from the descriptions of batches."""
     held_bytes: int
-    """Bytes of the parts that may hold these: what is kept for it."""
+    """Bytes of the parts that may have these updates: the subscription keeps them."""
     owner: str | None
-    """The opening that has it, and after an `@` its client and process; `None` without a heartbeat within its
-    lease."""
+    """Its opening, and after an `@` its client and process; `None` without a heartbeat within its lease."""
     last_ack: float | None
-    """When it acknowledged last, in Unix seconds of the consensus store's clock."""
+    """The time of its last acknowledgement, in Unix seconds of the consensus store's clock."""
     expired: bool
-    """Whether it gave up its position, and holds nothing."""
+    """Whether it has lost its position, and holds nothing."""
 
     @classmethod
     def _of(cls, record: SubscriptionRecord, state: State, now: float) -> "SubscriptionView":

@@ -24,7 +24,7 @@ from aiopersist.data.updates.consolidate import sort_and_consolidate
 from aiopersist.read.feed import UpdateFeed, UpdatesStep
 from aiopersist.shard.stack import Stack
 from aiopersist.storage.readonly import refuse
-from aiopersist.subscription.open import Wanted, opened
+from aiopersist.subscription.open import SubscriptionArguments, opened
 from aiopersist.subscription.step import StepMark, SubscriptionStep
 from aiopersist.subscription.subscription import Form, Subscription
 from aiopersist.table.open import OpenTable, OpenTables
@@ -267,12 +267,12 @@ class SubscribedChanges(SubscriptionStep, Generic[K, V]):
 
 
 def open_table_subscription(
-    tables: OpenTables, kind: TableSchema[K, V], wanted: Wanted
+    tables: OpenTables, kind: TableSchema[K, V], arguments: SubscriptionArguments
 ) -> Opening[Subscription[SubscribedChanges[K, V]]]:
     """See `Table.subscription`."""
 
     async def open_handle() -> Subscription[SubscribedChanges[K, V]]:
-        wanted.check()
+        arguments.check()
         if tables.shards.stack.readonly:
             refuse("a subscription")
         table = await tables.acquire(kind)
@@ -281,7 +281,7 @@ def open_table_subscription(
             await tables.release(table)
 
         try:
-            return await opened(table.reading, wanted, _with_changes(kind), tables.shards.scope, release)
+            return await opened(table.reading, arguments, _with_changes(kind), tables.shards.scope, release)
         except BaseException:
             tables.shards.stack.supervisor.spawn(release(), "release a table")
             raise

@@ -20,7 +20,7 @@ from aiopersist.data.updates.inputs import GivenEntries, own_copy
 from aiopersist.data.updates.updates import polars_frame
 from aiopersist.read.query import Columns
 from aiopersist.read.snapshot import Snapshot, contents_of, count_of, pandas_frame
-from aiopersist.subscription.open import Wanted
+from aiopersist.subscription.open import SubscriptionArguments
 from aiopersist.subscription.subscription import Subscription
 from aiopersist.table.commit.operation import Insert, Put, Revise
 from aiopersist.table.commit.plan import Done, PendingOperation, Repeated
@@ -214,8 +214,8 @@ class Table(Resource, Generic[K, V]):
         """The consumer of that name, whose position is durable in the table's own state: it goes on behind
         its last durable acknowledgement. Steps are those of `changes`; arguments as those of
         `Client.subscription`."""
-        wanted = Wanted(name, start, resume, expire_after, share, lease_s)
-        return open_table_subscription(self._tables, self._kind, wanted)
+        arguments = SubscriptionArguments(name, start, resume, expire_after, share, lease_s)
+        return open_table_subscription(self._tables, self._kind, arguments)
 
     async def view(self) -> TableView:
         """What this process holds of the table."""

@@ -20,8 +20,7 @@ from aiopersist.write.pending import PendingAppend
 
 
 class Append(NamedTuple):
-    """One of several appends: staged batches, or updates, to `[expected_upper, new_upper)` of the
-    writer's shard."""
+    """One of several appends: staged batches or updates at `[expected_upper, new_upper)`."""
 
     writer: WriteHandle[Any, Any]
     updates: Any

@@ -46,8 +46,7 @@ class Part:
 
     @cached_property
     def key_lower(self) -> Any:
-        """A lower bound of the keys, perhaps shortened, of the key's type; `None` if Python has no value for
-        it."""
+        """A lower bound of the keys, perhaps shortened; `None` if Python has no value for it."""
         stored = self._hollow.key_lower
         if self._hollow.inline is not None:
             stored = key_lower(self._table())
@@ -145,8 +144,7 @@ class Batch:
             await self._staged.delete()
 
     async def flush_to_blob(self) -> None:
-        """Write an inline part to a blob; it keeps its rewrite frontier. One request; none without an inline
-        part."""
+        """Write an inline part to a blob; it keeps its rewrite frontier. One request, if it is inline."""
         staged = self._staged
         with staged.context.scope.call():
             staged.claim()
@@ -184,8 +182,7 @@ def inside(batch: Batch) -> StagedBatch:
 
 
 def rebound(batch: Batch, lower: Antichain, upper: Antichain) -> None:
-    """Change the bounds of a free batch to `[lower, upper)`. The caller knows that all its times lie
-    there."""
+    """Change the bounds of a free batch to `[lower, upper)`, which must have all its times."""
     staged = batch._staged
     staged.check_free()
     staged.hollow = staged.hollow.replace(lower=lower, upper=upper)

@@ -105,8 +105,7 @@ class BatchBuilder(Resource):
 
     async def finish(self, upper: Antichain | Time) -> Batch:
         """The batch, once all parts are uploaded. `INVALID_BOUNDS` unless `lower <= upper`,
-        `UPDATE_BEYOND_UPPER` if an added time is at or beyond `upper`. Any error closes the builder and
-        deletes its parts."""
+        `UPDATE_BEYOND_UPPER` if an added time is at or beyond `upper`. Any error closes the builder."""
         self._check_not_finished()
         shard = self._context.shard
         with shard.stack.tracing.span("batch", shard.known_as, self._trace), self._scope.call():

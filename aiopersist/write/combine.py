@@ -140,8 +140,7 @@ class Combiner:
         return await call.time
 
     async def _converted(self, rows: Any, diff: int) -> "pa.Table":
-        """The checked rows as columns, from a sequence, Arrow data, an iterator or async iterator of
-        either."""
+        """The checked rows, in any form that `write` takes, as columns."""
         if is_small(rows):
             return self._table([rows], diff)
         stack, rows = self._shard.stack, own_copy(rows)
@@ -153,8 +152,7 @@ class Combiner:
         return await self._in_chunks(in_chunks(rows), diff)
 
     async def _in_chunks(self, source: AsyncGenerator[Any, None], diff: int) -> "pa.Table":
-        """The columns of the rows. Converts each chunk before it asks for the next: an iterator may fill the
-        same memory again."""
+        """The columns of the rows. Converts chunk by chunk: an iterator may fill the same memory again."""
         tables, count = [], 0
         async with aclosing(source) as chunks:
             async for chunk in chunks:

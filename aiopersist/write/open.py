@@ -14,12 +14,7 @@ V = TypeVar("V")
 
 
 def open_writer(
-    shards: Shards,
-    name: str,
-    schema: Schema[K, V, Any],
-    clock: str | None,
-    *,
-    tables: bool = False,
+    shards: Shards, name: str, schema: Schema[K, V, Any], clock: str | None, *, tables: bool = False
 ) -> Opening[WriteHandle[K, V]]:
     """See `Client.writer`. `tables`: allow a table; the caller keeps one value per key."""
 

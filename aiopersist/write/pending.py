@@ -234,8 +234,7 @@ class PendingAppend(Struct, eq=False):
         )
 
     async def repair(self, error: PartsExpired | LeaseExpired | NoRoom) -> None:
-        """Remove the obstacle that `error` names; such a commit surely did not happen. Raises `error` if it
-        cannot."""
+        """Remove the obstacle to a commit that surely did not happen. Raises `error` if it cannot."""
         assert self.command is not None
         if isinstance(error, LeaseExpired):
             registration = await self.session.ensure_registered()
@@ -264,8 +263,7 @@ class PendingAppend(Struct, eq=False):
                 upload.discard()
 
     async def _make_room(self, command: AppendHollow | Write) -> None:
-        """Flush the inline parts of the state to one blob. If that happened before, or cannot suffice, flush
-        those of the append."""
+        """Flush the inline parts of the state to a blob, or, if that cannot suffice, those of the append."""
         small = 2 * command.batch.inline_bytes <= command.inline_bytes_max
         if small and not self.flushed:
             self.flushed = True

@@ -41,8 +41,7 @@ class Session:
         self._registering = asyncio.Lock()
         self._registration: Registration | None = None
         self._others: dict[str, Registration] = {}
-        """By writer: those of other processes and earlier ones of this handle, while batches here need
-        them."""
+        """By writer: of other processes, and earlier ones of this handle, while batches need them."""
 
     # --- registration ----------------------------------------------------------------------------
 
@@ -53,8 +52,7 @@ class Session:
         return self._registration
 
     async def ensure_registered(self) -> Registration:
-        """The current registration, or a new one if its lease ran out or it is full. Staged batches keep the
-        writer that they have."""
+        """The current registration, or a new one if its lease ran out or it is full."""
         current = self._registration
         if current is not None and current.is_usable:
             return current
@@ -73,8 +71,7 @@ class Session:
             old.retire()
 
     def _remember(self, registration: Registration) -> Registration:
-        """Keep `registration` while batches here need it; returns the one that this handle has for its
-        writer."""
+        """Keep `registration` while batches need it; returns the one that is kept for its writer."""
         writer = registration.writer
         registration.on_unused = lambda: self._others.pop(writer, None)
         return self._others.setdefault(writer, registration)
@@ -106,8 +103,7 @@ class Session:
     # --- turns and outcomes ----------------------------------------------------------------------
 
     async def begin_turn(self) -> None:
-        """Register if necessary, wait for the turn of one append, and settle the append before. `end_turn`
-        must follow."""
+        """Register if necessary, wait for a turn, settle the append before. `end_turn` must follow."""
         await self.ensure_registered()
         await self._turn.acquire()
         self._appending = asyncio.current_task()

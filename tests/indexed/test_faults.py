@@ -282,7 +282,7 @@ async def test_a_part_that_the_store_has_lost_is_told_by_the_step() -> None:
         await ix.write([(stream, [("a" * 99, 1, 0, 1)])])
         await ix.seal([stream], 1)
         await blob.delete([key async for key, _ in blob.list("i")])
-        with pytest.raises(ap.Corruption, match="names is not there"):
+        with pytest.raises(ap.Corruption, match="names is missing"):
             await ix.step()
         assert ix.counters()["failed_steps"] == 1
         assert await ix.write([(stream, [("b", 1, 1, 1)])]) == 3

@@ -104,7 +104,7 @@ def _backwards(arrangement: Any) -> Any:
     ("change", "problem"),
     [
         (_moved, "it has times before its lower {6}"),
-        (_fewer, "has parts of 25 updates, it says 26"),
+        (_fewer, "has parts of 25 updates, but should have 26"),
         (_backwards, "its rows are not sorted and consolidated"),
     ],
 )

@@ -60,6 +60,6 @@ async def test_who_keeps_history_can_be_seen(client: ap.Client) -> None:
 
 async def test_an_opaque_is_an_int(client: ap.Client) -> None:
     for opaque in ("me", 1.0, 2**63, True):
-        with pytest.raises(TypeError, match="is no opaque: an int"):
+        with pytest.raises(TypeError, match="is not an opaque: give an int"):
             await client.critical_since("t", "other", opaque=opaque)  # type: ignore[arg-type]  # that is the test
     assert (await client.inspect("t")).critical == {}
