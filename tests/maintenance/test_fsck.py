@@ -54,6 +54,19 @@ async def test_a_store_that_is_away_is_no_damage(fails: str, error: ap.Error) ->
         assert report.ok and report.updates == 18
 
 
+@pytest.mark.parametrize("keys", [1, 30])  # sorted as tuples, and by codes
+async def test_a_sum_of_several_rows_is_no_damage(keys: int) -> None:
+    """Goal: a sum beyond 64 bits, which is stored as several rows, is sound; so is NaN."""
+    schema = ap.Schema(key=int, val=float)
+    most = 2**63 - 1
+    async with ap.open("mem://", settings=BLOBS, maintenance=False) as client:
+        async with client.writer("t", schema) as w:
+            rows = [(key, float("nan"), 0, diff) for key in range(keys) for diff in (most, most, 7)]
+            await w.compare_and_append(rows, 0, 1)
+        report = await client.admin.fsck("t")
+        assert (report.ok, report.updates) == (True, 3 * keys), report.problems
+
+
 async def test_sums_of_diffs_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: a part whose rows are not those that its writer had is told, though every checksum holds."""
     async with ap.open("mem://", settings=BLOBS, maintenance=False) as client:
