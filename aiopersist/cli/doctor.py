@@ -68,7 +68,7 @@ async def _stores(run: Invocation) -> AsyncIterator[tuple[Blob, Consensus]]:
     try:
         yield stores.blob, stores.consensus
     finally:
-        for store in stores.mine:
+        for store in stores.opened:
             await store.aclose()
 
 

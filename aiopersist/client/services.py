@@ -71,7 +71,7 @@ class Services:
         await self.stack.supervisor.aclose()
         self.stack.threads.end()
         self.metrics.end()
-        for store in self._stores.mine:
+        for store in self._stores.opened:
             await store.aclose()
 
     def raise_failed(self) -> None:

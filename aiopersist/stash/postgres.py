@@ -162,8 +162,8 @@ class PostgresStore(Store):
                 counted = await run["loose"].fetchval(collection_id)
                 await run["delete_all"].fetch(collection_id)
                 await run["sums"].fetch(collection_id)
-                left: int = await run["settled"].fetchval(collection_id, counted)
-                return left
+                remaining: int = await run["settled"].fetchval(collection_id, counted)
+                return remaining
 
         return await self._background.write(work)
 

@@ -70,7 +70,7 @@ class StashSession:
         self._losses: defaultdict[frozenset[int], Losses] = defaultdict(Losses)
         """By the collections of a change: an opener that wins elsewhere may still lose here."""
         self._under_way: asyncio.Task[Verdict] | None = None
-        self._seen: dict[int, Stored] = {}
+        self._last_seen: dict[int, Stored] = {}
         """Collections as they were last seen, without rows: only a hint."""
         self._consolidating: set[int] = set()
         self._failing = Backoff(supervisor.failures, "a consolidation of a stash, which is repeated,")
@@ -107,7 +107,7 @@ class StashSession:
     async def _planned(self, ids: Sequence[int], plan: Plan, fresh: bool) -> StoreChange:
         """The change for the collections as they are, or, unless `fresh`, as they were last seen, if that is
         possible."""
-        seen = {cid: self._seen[cid] for cid in ids if cid in self._seen}
+        seen = {cid: self._last_seen[cid] for cid in ids if cid in self._last_seen}
         if not fresh and len(seen) == len(set(ids)):
             with suppress(StashError):
                 return plan(seen)
@@ -134,11 +134,11 @@ class StashSession:
     async def consolidate(self, cid: int) -> None:
         """Sum the rows that can be summed. One transaction."""
         opener = self.writing()
-        left = await self._retry.repeat("stash.consolidate", lambda: self.store.consolidate(opener, cid))
-        if left is None:
+        remaining = await self._retry.repeat("stash.consolidate", lambda: self.store.consolidate(opener, cid))
+        if remaining is None:
             raise fenced(opener)
-        if (seen := self._seen.get(cid)) is not None:
-            self._seen[cid] = replace(seen, added=0, summed=left)
+        if (seen := self._last_seen.get(cid)) is not None:
+            self._last_seen[cid] = replace(seen, added=0, summed=remaining)
 
     @property
     def can_be_fenced(self) -> bool:
@@ -234,7 +234,7 @@ class StashSession:
             if isinstance(error, StorageUnavailable) and not sent:
                 raise
             self._doubtful.add(token)
-            self._seen.clear()
+            self._last_seen.clear()
             if isinstance(error, StorageUnavailable):
                 raise Indeterminate(f"a change of the stash may have happened: {error}") from error
             raise
@@ -281,13 +281,13 @@ class StashSession:
             raise lost
 
     def _see(self, stored: Stored) -> None:
-        seen = self._seen.get(stored.id)
+        seen = self._last_seen.get(stored.id)
         if seen is None or seen.revision <= stored.revision:
-            self._seen[stored.id] = replace(stored, rows=StoredRows())
+            self._last_seen[stored.id] = replace(stored, rows=StoredRows())
 
     def _applied(self, change: StoreChange) -> None:
         for cid, move in change.moves.items():
-            seen = self._seen.get(cid)
+            seen = self._last_seen.get(cid)
             if seen is not None and seen.revision == change.expected[cid]:
                 stored = moved(seen, move)
                 self._see(stored)

@@ -236,11 +236,11 @@ def consolidate(connection: sqlite3.Connection, stash: str, cid: int) -> int:
     else:
         _sum(connection, here, heads[0].name, since)
     counted = "SELECT count(*) FROM stash_data WHERE stash = ? AND collection_id = ?"
-    left: int = connection.execute(counted, here).fetchone()[0]
+    rows: int = connection.execute(counted, here).fetchone()[0]
     connection.execute(
-        "UPDATE stash_uppers SET loose = 0, settled = ? WHERE stash = ? AND collection_id = ?", (left, *here)
+        "UPDATE stash_uppers SET loose = 0, settled = ? WHERE stash = ? AND collection_id = ?", (rows, *here)
     )
-    return left
+    return rows
 
 
 def _sum(connection: sqlite3.Connection, here: tuple[str, int], name: str, since: Any) -> None:

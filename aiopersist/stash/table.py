@@ -99,10 +99,10 @@ class TableTransaction(Generic[K, V]):
 
     def delete(self, f: Callable[[K, V], bool]) -> list[tuple[K, V]]:
         """Delete the entries for which `f` is true, and return them in key order."""
-        gone = {at: item for at, item in list(self._now().items()) if call_plain(f, *item)}
-        for at in gone:
+        deleted = {at: item for at, item in list(self._now().items()) if call_plain(f, *item)}
+        for at in deleted:
             del self._table[at]
-        return [gone[at] for at in in_order(gone)]
+        return [deleted[at] for at in in_order(deleted)]
 
     def pending(self) -> list[tuple[K, V, int]]:
         """End the transaction. Returns the fewest changes `(key, val, diff)` from its first contents to its
@@ -136,11 +136,11 @@ class TableTransaction(Generic[K, V]):
         changes: dict[Any, tuple[K, V]],
         violates: Callable[[V, V], bool],
     ) -> None:
-        seen: set[Any] = set()
+        checked: set[Any] = set()
         for at, (key, val) in changes.items():
-            seen.add(at)
+            checked.add(at)
             for other, (its_key, its) in result.items():
-                if other not in seen and call_plain(violates, val, its):
+                if other not in checked and call_plain(violates, val, its):
                     raise StashError(f"key {key!r}: val {val!r} violates uniqueness: {its_key!r} has {its!r}")
 
 

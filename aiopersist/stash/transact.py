@@ -90,10 +90,10 @@ async def _attempt(
 ) -> tuple[bool, T]:
     """Whether the transaction is done, and what `change` returned."""
     with stash._scope.call():
-        seen = [await _seen(c, stored) for c, stored in await _load(stash, collections)]
-        result = call_plain(change, *(table.transaction for table in seen))
-        moves = {table.c.id: move for table in seen if (move := await _move(table)) is not None}
-        expected = {table.c.id: table.stored.revision for table in seen}
+        read = [await _begun(c, stored) for c, stored in await _load(stash, collections)]
+        result = call_plain(change, *(table.transaction for table in read))
+        moves = {table.c.id: move for table in read if (move := await _move(table)) is not None}
+        expected = {table.c.id: table.stored.revision for table in read}
         return not moves or await stash._session.attempt(StoreChange(expected, moves)), result
 
 
@@ -116,7 +116,7 @@ async def _load(
     ]
 
 
-async def _seen(c: StashCollection[Any, Any], stored: Stored) -> _ReadTable:
+async def _begun(c: StashCollection[Any, Any], stored: Stored) -> _ReadTable:
     """The contents at upper, the time of the change, with the updates that wait there to be sealed."""
     upper = int_time(stored.frontiers.upper)
     time = TIME_MAX if upper is None else upper
@@ -128,11 +128,11 @@ async def _seen(c: StashCollection[Any, Any], stored: Stored) -> _ReadTable:
     return await compute(len(stored.rows), begun)
 
 
-async def _move(seen: _ReadTable) -> Move | None:
+async def _move(table: _ReadTable) -> Move | None:
     """The rows to append; `None` for no change."""
-    c, now = seen.c, seen.stored.frontiers
-    pairs = seen.transaction._end()
-    rows = await compute(len(pairs) + len(seen.contents), partial(_changes, seen, pairs))
+    c, now = table.c, table.stored.frontiers
+    pairs = table.transaction._end()
+    rows = await compute(len(pairs) + len(table.contents), partial(_changes, table, pairs))
     if not rows:
         return None
     time = rules.next_time(c.name, now)
@@ -141,12 +141,12 @@ async def _move(seen: _ReadTable) -> Move | None:
     return Move(frontiers, replace(rows, times=[time] * len(rows)))
 
 
-def _changes(seen: _ReadTable, pairs: list[tuple[Any, Any]]) -> StoredRows:
+def _changes(table: _ReadTable, pairs: list[tuple[Any, Any]]) -> StoredRows:
     """The updates from the stored pairs to these; `StashError` if two of their keys are stored as one."""
-    c, before = seen.c, seen.contents
+    c, before = table.c, table.contents
     now = keyed(pairs, c.schema, c.name).items
     if len(now) < len(pairs):
         raise StashError(f"collection {c.name!r}: two keys of the table would be stored as one")
-    gone = {text: item for text, item in before.items() if text not in now or now[text].text != item.text}
-    new = {text: item for text, item in now.items() if text not in before or before[text].text != item.text}
-    return KeyedItems(gone).rows(-1) + KeyedItems(new).rows(1)
+    removed = {text: item for text, item in before.items() if text not in now or now[text].text != item.text}
+    added = {text: item for text, item in now.items() if text not in before or before[text].text != item.text}
+    return KeyedItems(removed).rows(-1) + KeyedItems(added).rows(1)

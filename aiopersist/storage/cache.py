@@ -27,7 +27,7 @@ class CacheBlob(WrappedBlob):
         super().__init__(inner)
         self._uncached = inner if uncached is None else uncached
         self._capacity = capacity_bytes
-        self._held: OrderedDict[Span, bytes] = OrderedDict()
+        self._data: OrderedDict[Span, bytes] = OrderedDict()
         self._by_key: dict[str, set[Span]] = {}
         self._size = 0
         self._coming: dict[Span, asyncio.Future[bytes | None]] = {}
@@ -40,8 +40,8 @@ class CacheBlob(WrappedBlob):
 
     def counts(self) -> dict[str, int]:
         """How often it helped, and what it holds: the fields of `CacheView`."""
-        held = {"bytes": self._size, "bytes_max": self._capacity}
-        return {"hits": self._hits, "misses": self._misses, **held}
+        sizes = {"bytes": self._size, "bytes_max": self._capacity}
+        return {"hits": self._hits, "misses": self._misses, **sizes}
 
     async def get(self, key: str) -> bytes | None:
         return await self._read((key, 0, None), lambda: self.inner.get(key))
@@ -60,16 +60,16 @@ class CacheBlob(WrappedBlob):
         await self.inner.delete(keys)
 
     async def aclose(self) -> None:
-        for span in list(self._held):
+        for span in list(self._data):
             self._drop(span)
         await self.inner.aclose()
 
     async def _read(self, span: Span, fetch: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
         while True:
-            held = self._look_up(span)
-            if held is not None:
+            data = self._look_up(span)
+            if data is not None:
                 self._hits += 1
-                return held
+                return data
             coming = self._coming.get(span)
             if coming is None:
                 self._misses += 1
@@ -99,22 +99,22 @@ class CacheBlob(WrappedBlob):
         return data
 
     def _look_up(self, span: Span) -> bytes | None:
-        data = self._held.get(span)
+        data = self._data.get(span)
         if data is not None:
-            self._held.move_to_end(span)
+            self._data.move_to_end(span)
         return data
 
     def _hold(self, span: Span, data: bytes) -> None:
         if len(data) > self._capacity // _SHARE:
             return
-        self._held[span] = data
+        self._data[span] = data
         self._by_key.setdefault(span[0], set()).add(span)
         self._size += len(data)
         while self._size > self._capacity:
-            self._drop(next(iter(self._held)))
+            self._drop(next(iter(self._data)))
 
     def _drop(self, span: Span) -> None:
-        self._size -= len(self._held.pop(span))
+        self._size -= len(self._data.pop(span))
         ranges = self._by_key[span[0]]
         ranges.discard(span)
         if not ranges:

@@ -240,9 +240,9 @@ class MemoryConsensus(Consensus):
         lasting: list[Wish] = []
         for key in [key for key in keys if key in self._shared.wishes]:
             now, wishes = self._runtime.monotonic(), self._shared.wishes.pop(key)
-            if left := {who: wish for who, wish in wishes.items() if wish[0] > now}:
-                self._shared.wishes[key] = left
-                lasting += [Wish(key, who, until - now, now - since) for who, (until, since) in left.items()]
+            if current := {who: wish for who, wish in wishes.items() if wish[0] > now}:
+                self._shared.wishes[key] = current
+            lasting += [Wish(key, who, until - now, now - since) for who, (until, since) in current.items()]
         return lasting
 
     def _expected(self, key: str) -> int | None:

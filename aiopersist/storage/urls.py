@@ -86,7 +86,7 @@ class Stores(NamedTuple):
 
     blob: Blob
     consensus: Consensus
-    mine: list[Blob | Consensus]
+    opened: list[Blob | Consensus]
     """The stores that were opened from URLs: the client closes these."""
     consensus_url: str | None
     """The URL of the consensus store, unless an instance was given."""
@@ -101,15 +101,15 @@ class Stores(NamedTuple):
 
 def open_stores(location: Location, *, runtime: Runtime, readonly: bool) -> Stores:
     """Open the stores of `location` that are given as URLs. No I/O."""
-    mine: list[Blob | Consensus] = []
+    opened: list[Blob | Consensus] = []
     blob, consensus, url = location.blob, location.consensus, None
     if isinstance(blob, str):
         blob = open_blob(blob, runtime=runtime)
-        mine.append(blob)
+        opened.append(blob)
     if isinstance(consensus, str):
         url, consensus = consensus, open_consensus(consensus, runtime=runtime, readonly=readonly)
-        mine.append(consensus)
-    return Stores(blob, consensus, mine, url, readonly)
+        opened.append(consensus)
+    return Stores(blob, consensus, opened, url, readonly)
 
 
 def open_blob(url: str, *, runtime: Runtime = SYSTEM) -> Blob:

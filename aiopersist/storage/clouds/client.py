@@ -37,13 +37,13 @@ _threads: OwnProcess | None = None  # of the driver, which begins them once in a
 class CloudClient:
     """Requests to `place`. `what` names the store in errors."""
 
-    def __init__(self, place: CloudPlace, what: str) -> None:
+    def __init__(self, place: CloudPlace, store: str) -> None:
         self.place = place
-        self._what = what
-        self._process = OwnProcess(what)
+        self._what = store
+        self._process = OwnProcess(store)
         self._store = place.store
         self._gate = asyncio.Semaphore(REQUESTS_AT_ONCE)
-        self._left: set[asyncio.Future[Sequence[ObjectMeta]]] = set()
+        self._abandoned: set[asyncio.Future[Sequence[ObjectMeta]]] = set()
         """Requests that go on after their caller was cancelled."""
         self._closed = False
 
@@ -158,8 +158,8 @@ class CloudClient:
         """The driver closes the connections with its store, which nothing else refers to then."""
         self._process.check()
         self._closed = True
-        if self._left:
-            await asyncio.wait(self._left, timeout=CLOSE_TIMEOUT_S)
+        if self._abandoned:
+            await asyncio.wait(self._abandoned, timeout=CLOSE_TIMEOUT_S)
         self._store = None
         self.place = self.place._replace(store=None)
 
@@ -174,12 +174,12 @@ class CloudClient:
         except StopAsyncIteration:
             return ()
         except asyncio.CancelledError:
-            self._left.add(following)
+            self._abandoned.add(following)
             following.add_done_callback(self._ended)
             raise
 
     def _ended(self, request: "asyncio.Future[Sequence[ObjectMeta]]") -> None:
-        self._left.discard(request)
+        self._abandoned.discard(request)
         if not request.cancelled():
             request.exception()  # nobody waits for it
 

@@ -227,20 +227,20 @@ class FilesBlob(Blob):
         """Delete files without an fsync: a blob that a power failure brings back is a leak, and leaks are
         swept."""
         self._check_root()
-        left = list[str]()
+        undeleted = list[str]()
         for path in paths:
             try:
                 os.unlink(path)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 pass
             except PermissionError:  # in a folder that another user made
-                left.append(path)
+                undeleted.append(path)
         folders = {os.path.dirname(path) for path in paths}
-        for folder in folders - {os.path.dirname(path) for path in left}:
+        for folder in folders - {os.path.dirname(path) for path in undeleted}:
             remove_empty(folder, self._root, self._folders)
-        if left:
-            text = f"{len(left)} blobs could not be deleted: {forbidden(os.path.dirname(left[0]))}"
-            raise NotDeleted(text, [paths[path] for path in left])
+        if undeleted:
+            text = f"{len(undeleted)} blobs could not be deleted: {forbidden(os.path.dirname(undeleted[0]))}"
+            raise NotDeleted(text, [paths[path] for path in undeleted])
 
     def _sweep(self, tmp: str) -> None:
         """Remove the files that crashes left in `tmp`, once per instance. Files of other names stay: the

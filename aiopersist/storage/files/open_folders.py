@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 from aiopersist.storage.folders import fsync_folder, make_folder
 
-HELD_MAX = 64  # descriptors; beyond that the least recently used folder is closed
+OPEN_MAX = 64  # descriptors; beyond that the least recently used folder is closed
 
 
 class OpenFolders:
@@ -26,7 +26,7 @@ class OpenFolders:
         self._root = root
         self._fsync = fsync
         self._lock = threading.Lock()
-        self._held: OrderedDict[str, int] = OrderedDict()
+        self._open_fds: OrderedDict[str, int] = OrderedDict()
 
     @contextmanager
     def opened(self, folder: str) -> Iterator[int]:
@@ -44,27 +44,27 @@ class OpenFolders:
     def forget(self, folder: str) -> None:
         """Close the folder's descriptor."""
         with self._lock:
-            if (fd := self._held.pop(folder, None)) is not None:
+            if (fd := self._open_fds.pop(folder, None)) is not None:
                 os.close(fd)
 
     def close(self) -> None:
         """Close all descriptors."""
-        for folder in list(self._held):
+        for folder in list(self._open_fds):
             self.forget(folder)
 
     def __del__(self) -> None:
-        for fd in self._held.values():  # without the lock, which after a fork may be held for ever
+        for fd in self._open_fds.values():  # without the lock, which after a fork may be held for ever
             os.close(fd)
 
     def _opened_before(self, folder: str) -> int | None:
         with self._lock:
-            fd = self._held.get(folder)
+            fd = self._open_fds.get(folder)
             if fd is None:
                 return None
             if not _is_at(fd, folder):
-                os.close(self._held.pop(folder))
+                os.close(self._open_fds.pop(folder))
                 return None
-            self._held.move_to_end(folder)
+            self._open_fds.move_to_end(folder)
             return os.dup(fd)
 
     def _open(self, folder: str) -> int:
@@ -90,12 +90,12 @@ class OpenFolders:
 
     def _hold(self, folder: str, fd: int) -> None:
         with self._lock:
-            before = self._held.pop(folder, None)
-            self._held[folder] = fd
-            last = self._held.popitem(last=False)[1] if len(self._held) > HELD_MAX else None
-        for gone in (before, last):
-            if gone is not None:
-                os.close(gone)
+            before = self._open_fds.pop(folder, None)
+            self._open_fds[folder] = fd
+            last = self._open_fds.popitem(last=False)[1] if len(self._open_fds) > OPEN_MAX else None
+        for old in (before, last):
+            if old is not None:
+                os.close(old)
 
 
 def _is_at(fd: int, folder: str) -> bool:

@@ -19,28 +19,28 @@ class WishObjects(HeardWishes):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
-        self._names: dict[str, None] = {}
-        self._left: dict[tuple[str, str], str] = {}
+        self._heard_names: dict[str, None] = {}
+        self._own_names: dict[tuple[str, str], str] = {}
 
     def name(self, key: str, who: str, for_s: float, waited_s: float) -> str:
         """The name of a new wish, which is kept until it is taken."""
         token, waited, lasts = self._runtime.token(), int(1000 * waited_s), int(1000 * for_s)
         name = f"{folder_of(key)}{WISHES}{who}.{token}.{waited}-{lasts}"
-        self._left[key, who] = name
+        self._own_names[key, who] = name
         return name
 
     def take(self, keys: Iterable[str], who: str) -> list[str]:
         """The names of what this client has left."""
-        return [name for key in keys if (name := self._left.pop((key, who), None)) is not None]
+        return [name for key in keys if (name := self._own_names.pop((key, who), None)) is not None]
 
     def listed(self, key: str, names: Sequence[str]) -> None:
         """A list shows these wishes for `key`."""
-        fresh = [name for name in names if name not in self._names]
+        fresh = [name for name in names if name not in self._heard_names]
         if not fresh:
             return
-        self._names.update(dict.fromkeys(fresh))
-        while len(self._names) > HEARD_MAX:
-            del self._names[next(iter(self._names))]
+        self._heard_names.update(dict.fromkeys(fresh))
+        while len(self._heard_names) > HEARD_MAX:
+            del self._heard_names[next(iter(self._heard_names))]
         self.hear([key], [_wish(key, name) for name in fresh])
 
 

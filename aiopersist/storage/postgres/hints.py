@@ -145,7 +145,7 @@ class NotifyHints:
     async def _look(self) -> str:
         """Wake those whose keys have moved since the look before, until a look fails; return the reason."""
         self._listening_since = self._runtime.monotonic()
-        seen: dict[str, int | None] = {}  # also of keys for which nobody waited at the last look alone
+        last: dict[str, int | None] = {}  # also of keys for which nobody waited at the last look only
         before, delay = set[str](), POLL_S
         while True:
             keys = self._waiters.keys()
@@ -153,8 +153,8 @@ class NotifyHints:
                 seqnos = await self._pool.read(partial(self._seqnos, keys)) if keys else {}
             except Error as error:
                 return str(error)
-            moved = [key for key in keys if key not in seen or seen[key] != seqnos.get(key)]
-            seen = {key: seen[key] for key in before if key in seen} | {key: seqnos.get(key) for key in keys}
+            moved = [key for key in keys if key not in last or last[key] != seqnos.get(key)]
+            last = {key: last[key] for key in before if key in last} | {key: seqnos.get(key) for key in keys}
             before = {*keys}
             self._waiters.wake(moved)
             delay = POLL_S if moved else min(delay * POLL_GROWTH, POLL_MAX_S)

@@ -106,10 +106,10 @@ class SqliteConsensus(SqliteReads):
         check_consensus_key(key)
 
         def work(transaction: _Moves) -> bool:
-            gone = sql.remove(transaction.connection, key, expected)
-            if gone:
+            removed = sql.remove(transaction.connection, key, expected)
+            if removed:
                 transaction.moved.append((key, sql.SEQNO_MAX))  # to none that anybody expects
-            return gone
+            return removed
 
         return await self._file.write(work)
 
@@ -205,10 +205,10 @@ class _Moves(SqliteTransaction):
         hints = self._hints
         moved = dict(self.moved)
         hints.waiters.wake(moved, moved)
-        hints.gone = hints.sender.send(self._targets, list(moved)) if self._targets else set()
+        hints.unreachable = hints.sender.send(self._targets, list(moved)) if self._targets else set()
 
     def _listeners(self) -> dict[str, int]:
-        for gone in self._hints.gone:
-            self.connection.execute("DELETE FROM listeners WHERE id = ?", (gone,))
+        for listener in self._hints.unreachable:
+            self.connection.execute("DELETE FROM listeners WHERE id = ?", (listener,))
         rows = self.connection.execute("SELECT id, port FROM listeners WHERE id <> ?", (self._hints.id,))
         return dict(rows.fetchall())

@@ -28,7 +28,7 @@ class LoopbackHints:
         self.waiters = Waiters()
         self.listener = HintListener(self.waiters)
         self.sender = HintSender()
-        self.gone: set[str] = set()
+        self.unreachable: set[str] = set()
         """Ids of announced listeners that no longer listen."""
 
 
@@ -87,8 +87,8 @@ class HintSender:
 
     def send(self, targets: Mapping[str, int], keys: Iterable[str]) -> set[str]:
         """Tell the listeners `id -> port` that `keys` moved; return the ids of those that are gone."""
-        for gone in self._sockets.keys() - targets.keys():
-            self._sockets.pop(gone).close()
+        for listener in self._sockets.keys() - targets.keys():
+            self._sockets.pop(listener).close()
         datagrams = list(_datagrams(keys))
         return {listener for listener, port in targets.items() if not self._sent(listener, port, datagrams)}
 

@@ -191,11 +191,11 @@ class ReadonlySqliteConsensus(SqliteReads):
 
     async def _look(self) -> None:
         """Wake all waiters at the beginning and after each change of the file; end when none is left."""
-        seen = None
+        last = None
         while self._waiters.any_waits:
             version = await self._reader.version()
-            if version != seen:
-                seen = version
+            if version != last:
+                last = version
                 self._waiters.wake_all()
             await self._runtime.sleep(LOOK_S)
 
