@@ -301,12 +301,12 @@ def __getattr__(name: str) -> Any:
     own = f"{__name__}.{name}"
     module = _MODULES.get(name, own)
     try:
-        found = import_module(module)
+        imported = import_module(module)
     except ModuleNotFoundError as error:
         if error.name != own:
             raise
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = globals()[name] = found if module == own else getattr(found, name)
+    value = globals()[name] = imported if module == own else getattr(imported, name)
     return value
 
 

@@ -46,8 +46,8 @@ class Admin:
         async with self._services.calling("aiopersist.maintenance.inspect"):
             from aiopersist.maintenance.inspect import inspect
 
-            found = await catalog.resolve_any(self._stack, shard)
-            return await inspect(self._shards.at(found, shard))
+            shard_id = await catalog.resolve_any(self._stack, shard)
+            return await inspect(self._shards.at(shard_id, shard))
 
     async def retain(self, shard: str, keep: int | timedelta | None) -> None:
         """Set how much history maintenance keeps, from now on and for every client. Maintenance moves since

@@ -1,10 +1,10 @@
 """The client: all calls on a location, each forwarded to the package that carries it out.
 
-A client belongs to the process and the event loop that opened it. Closing it closes its handles, gives
-requests under way a moment to end, and closes the stores that it opened itself.
+A client belongs to the process and the event loop that opened it. `aclose` closes its handles, gives requests
+under way a moment to end, and closes the stores that the client opened.
 
-Each call imports the package that carries it out (`services.py`). Only `table` and `stash` import theirs at
-once, since they return without an await.
+Each call imports the package that carries it out (`services.py`). `table` and `stash` import theirs without a
+thread, since they return without an await.
 """
 
 from __future__ import annotations
@@ -225,8 +225,13 @@ class Client(MovedCalls, BaseClient):
         def opening() -> Opening[Subscription[SubscribedUpdates[Any, Any]]]:
             from aiopersist.subscription.open import SubscriptionArguments, open_subscription
 
+<<<<<<< HEAD
             arguments = SubscriptionArguments(name, start, resume, expire_after, share, lease_s)
             return open_subscription(self._shards, shard, schema, arguments)
+=======
+            options = Wanted(name, start, resume, expire_after, share, lease_s)
+            return open_subscription(self._shards, shard, schema, options)
+>>>>>>> dc7da3d (Words of table/ and client/: names say what they hold; participants have a view instead of forwarding to it)
 
         return self._services.later(
             "aiopersist.subscription.open", opening, f"client.subscription({shard!r}, ...)"

@@ -1,5 +1,5 @@
-"""What needs no counting: queues, handles and the cache of a client, read when a view of its metrics is asked
-for, in whatever thread."""
+"""Metrics that are read, not counted: queues, handles and the cache of a client, at the call for a view of
+the metrics, in any thread."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -10,12 +10,11 @@ from aiopersist.read.handle import ReadHandle
 from aiopersist.shard.shards import Shards
 
 FIELDS = {"WriteHandle": "writers", "SinceHandle": "holds", "Subscription": "subscriptions"}
-"""The field of `HandlesView` that counts a handle, by the name of its class, which may not be imported."""
+"""The field of `HandlesView` that counts a handle, by the name of its class, which need not be imported."""
 
 
 def observed(shards: Shards, in_tables: Callable[[], int]) -> Observed:
-    """All of them as they are now. `in_tables`: how many operations on tables wait for the commit of their
-    group."""
+    """The current values. `in_tables` counts the operations on tables that wait for a group commit."""
     stack, handles = shards.stack, shards.handles()
     return Observed(
         failures=stack.supervisor.failures.count,

@@ -1,5 +1,4 @@
-"""Calls of a client by their names of version 0.1: deprecated forwards to `client.admin` and
-`client.workers`."""
+"""Deprecated names of version 0.1: forwards to `client.admin` and `client.workers`."""
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
@@ -26,7 +25,7 @@ def _moved(door: str, method: Callable[Concatenate[Any, P], R]) -> Callable[Conc
 
 
 class MovedCalls:
-    """See the header. None of them warns before version 0.3, which removes them a release later."""
+    """See the header. Version 0.3 begins to warn; the release after it removes them."""
 
     overview = _moved("admin", Admin.overview)
     inspect = _moved("admin", Admin.inspect)

@@ -26,32 +26,32 @@ def open(  # noqa: A001  # `ap.open`
 ) -> Opening[Client]:
     """A client of a location: a directory, `mem://`, or two stores as URLs or instances. Without arguments
     the environment names the location: `AIOPERSIST_LOCATION`, or `AIOPERSIST_BLOB` and
-    `AIOPERSIST_CONSENSUS`. A path is taken as it is: `~` and `$HOME` are not expanded.
+    `AIOPERSIST_CONSENSUS`. `~` and `$HOME` in a path are not expanded.
 
     `InvalidLocation` at once for a location that cannot be used, `StorageUnavailable` after
     `settings.open_timeout_s` for a store that cannot be reached. Costs two requests.
-    `maintenance=False` runs no maintenance but the heartbeats of its own handles.
+    `maintenance=False`: no maintenance, except for the heartbeats of its own handles.
 
-    `readonly=True` needs no right to write to a directory, role or bucket, and makes no location
+    `readonly=True` needs no right to write to a directory, role or bucket, and creates no location
     (`InvalidLocation` if there is none). It takes no leases and does no maintenance. Snapshots and listens
-    read the history that other clients retain; `LeaseExpired` or `SinceViolation` says that it is gone. Every
-    call that writes is `Unsupported`, `transact` always; `maintain` reports that as failures.
+    read the history that other clients retain: `LeaseExpired` or `SinceViolation` if it is gone. Every call
+    that writes, and `transact`, raises `Unsupported`; `maintain` reports that as failures.
     """
-    found = parse_location(location, blob, consensus)
-    return _opening(found, settings, maintenance, readonly, runtime)
+    parsed = parse_location(location, blob, consensus)
+    return _opening(parsed, settings, maintenance, readonly, runtime)
 
 
 def open_to_list(
     location: str | None, blob: str | None, consensus: str | None, settings: Settings | None = None
 ) -> Opening[Client]:
-    """A client that writes nothing, for `overview` and `list_shards`: they need no pyarrow, whose import
+    """A client that writes nothing, for `overview` and `list_shards`, without the import of pyarrow, which
     takes longer than they do."""
-    found = parse_location(location, blob, consensus)
-    return _opening(found, settings, False, True, SYSTEM, needs_arrow=False)
+    parsed = parse_location(location, blob, consensus)
+    return _opening(parsed, settings, False, True, SYSTEM, needs_arrow=False)
 
 
 def _opening(
-    found: Location,
+    location: Location,
     settings: Settings | None,
     maintenance: bool,
     readonly: bool,
@@ -59,7 +59,7 @@ def _opening(
     needs_arrow: bool = True,
 ) -> Opening[Client]:
     chosen = settings_or_environment(settings)
-    stores = open_stores(found, runtime=runtime, readonly=readonly)
+    stores = open_stores(location, runtime=runtime, readonly=readonly)
 
     async def connect() -> Client:
         client = Client(stores, chosen, runtime, maintenance)

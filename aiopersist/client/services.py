@@ -1,8 +1,7 @@
 """The inside of a client: its shards, and the objects of the packages that carry out its calls.
 
-A process imports what its calls need, and no more: a call imports the package that carries it out, on a
-worker thread where that takes longer than a millisecond (`calling`, `later`).
-"""
+A process imports only the packages that its calls need: a call imports its package, on a worker thread if
+that takes longer than a millisecond (`calling`, `later`)."""
 
 from __future__ import annotations
 
@@ -81,7 +80,7 @@ class Services:
             raise failed[0]
 
     def later(self, module: str, opening: Callable[[], Opening[H]], call: str) -> Opening[H]:
-        """What `opening` returns; it needs `module`, which is imported on a thread if it is not there."""
+        """The result of `opening`, which needs `module`: a thread imports it first if it is not imported."""
         if are_imported([module]):
             return opening()
 
@@ -157,7 +156,7 @@ class BaseClient(Root):
 
 
 def _waiting_in_tables(services: ref[Services]) -> int:
-    """How many operations wait for a group commit. The metrics outlive a client that is dropped, so they hold
-    none of it."""
+    """The number of operations that wait for a group commit. By a weak reference, since metrics outlive a
+    dropped client."""
     alive = services()
     return alive.tables.group.queueing if alive is not None and alive.has_tables else 0

@@ -37,7 +37,7 @@ from aiopersist.state.retention import ForgetHistory
 from aiopersist.storage.readonly import refuse
 from aiopersist.table.commit.operation import Remove
 from aiopersist.table.commit.plan import Done, PendingOperation
-from aiopersist.table.handle import acquired, kind_of, leave
+from aiopersist.table.handle import acquired, leave, schema_of
 from aiopersist.table.open import OpenTable, OpenTables
 from aiopersist.table.schema import listed
 from aiopersist.table.table import Table
@@ -87,7 +87,7 @@ async def erase(
     options: EraseOptions,
 ) -> Erasure:
     """See `Admin.erase`."""
-    kind = kind_of(table, tables)
+    kind = schema_of(table, tables)
     if keys is None and where is None:
         raise InvalidUsage(UsageKind.INVALID_TYPE, "erase: give keys, or a condition as where=")
     if isinstance(options.end_holds, str):
@@ -101,7 +101,11 @@ async def erase(
     rows = RowsToErase(kind, kind.key_texts(keys_to_erase) if keys_to_erase else (), where)
     if not options.dry_run and tables.shards.stack.readonly:
         refuse("an erasure")
+<<<<<<< HEAD
     open_table = await acquired(table, make=False)
+=======
+    found = await acquired(table, create=False)
+>>>>>>> dc7da3d (Words of table/ and client/: names say what they hold; participants have a view instead of forwarding to it)
     try:
         with open_table.scope.call():
             return await _Erasing(tables, maintenance, open_table, rows, options).run()
@@ -224,8 +228,10 @@ class _Erasing:
         return time
 
     async def _remove(self, entries: Mapping[str, str | None]) -> Done:
-        member, action = self._table.member, Remove(entries)
-        done = await self._tables.group.do(PendingOperation((member,), action, (action.keys,), member))
+        participant, action = self._table.participant, Remove(entries)
+        done = await self._tables.group.do(
+            PendingOperation((participant,), action, (action.keys,), participant)
+        )
         assert isinstance(done, Done)  # it is not marked
         return done
 

@@ -1,8 +1,8 @@
-"""A feed: the changes of a table, old and new value paired, in order of time; at first its contents.
+"""A feed: first the contents of a table, then its changes in order of time, each with the old and new value.
 
-`read/feed.py` gives the updates, those of the contents in steps of bounded size, in key order. Behind the
-contents they are paired by key and time: a table has at most one value per key, so at each time a key has at
-most one retraction and one insertion.
+`read/feed.py` gives the updates, those of the contents in steps of bounded size, in key order. Later updates
+are paired by key and time: a table has at most one value per key, so at each time a key has at most one
+retraction and one insertion.
 
 A subscription gives the same steps, and keeps its position in the shard.
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 
-SHARED_BUFFERS = 2  # times the bytes of rows that the columns below them may have
+SHARED_BUFFERS = 2  # rows are copied if their buffers have more than this many times their bytes
 
 
 class Change(NamedTuple, Generic[K, V]):
@@ -51,16 +51,16 @@ class Change(NamedTuple, Generic[K, V]):
 
 @dataclass(frozen=True, slots=True)
 class FeedStep(Generic[K, V]):
-    """Some changes, and where the feed stands behind them."""
+    """Some changes, and the position of the feed after them."""
 
     changes: list[Change[K, V]]
     """In order of time, then of keys."""
     upper: Antichain
     """Everything before it was delivered."""
     cursor: str
-    """A text by which a feed goes on behind this step."""
+    """A text by which a feed resumes after this step."""
     contents: bool
-    """Whether the changes are the contents at the beginning."""
+    """Whether the changes are the initial contents."""
 
 
 class Feed(Resource, Generic[K, V]):
@@ -80,11 +80,11 @@ class Feed(Resource, Generic[K, V]):
             raise InvalidUsage(UsageKind.INVALID_CURSOR, f"{shown(cursor)} is no text")
         if start not in (None, "now"):
             raise InvalidUsage(UsageKind.INVALID_TIME, f"start={shown(start)}: 'now' or None", time=start)
-        if sum(given is not None for given in (cursor, as_of, start)) > 1:
+        if sum(argument is not None for argument in (cursor, as_of, start)) > 1:
             raise InvalidUsage(UsageKind.INVALID_CURSOR, "give one of cursor, as_of and start")
         self._opened = opened
-        self._kind = kind
-        self._given = cursor, as_of, start
+        self._table_schema = kind
+        self._start = cursor, as_of, start
         self._keys = None if keys is None else listed(keys)
         self._texts = None if self._keys is None else frozenset(kind.key_texts(self._keys))
         texts = None if self._texts is None else "\n".join(sorted(self._texts))
@@ -106,7 +106,7 @@ class Feed(Resource, Generic[K, V]):
 
     @property
     def cursor(self) -> str:
-        """A text by which a feed goes on where this one stands."""
+        """A text by which a feed resumes at the position of this one."""
         if self._updates is None:
             raise InvalidUsage(UsageKind.CLOSED, "the feed was not entered yet")
         return self._updates.cursor
@@ -119,18 +119,18 @@ class Feed(Resource, Generic[K, V]):
     # --- inside ----------------------------------------------------------------------------------
 
     def _formed(self, step: UpdatesStep) -> FeedStep[K, V]:
-        changes = changes_in(step, self._kind, self._texts)
+        changes = changes_in(step, self._table_schema, self._texts)
         return FeedStep(changes, step.upper, step.cursor, step.contents)
 
     def _as_columns(self, step: UpdatesStep) -> "ColumnsStep[K, V]":
-        rows = step.updates if step.contents else _in_order_of_time(step.updates, self._kind)
+        rows = step.updates if step.contents else _in_order_of_time(step.updates, self._table_schema)
         if rows.get_total_buffer_size() > SHARED_BUFFERS * rows.nbytes:
-            rows = rows.take(int64_array(range(rows.num_rows)))  # a copy: slices keep all that they are of
-        return ColumnsStep(rows, step.cursor, step.contents, self._kind, self._texts)
+            rows = rows.take(int64_array(range(rows.num_rows)))  # a copy: a slice keeps the whole buffers
+        return ColumnsStep(rows, step.cursor, step.contents, self._table_schema, self._texts)
 
     async def _open(self) -> UpdateFeed[K, V]:
-        """The updates, opened if they are not. One opening serves all calls that wait; if the feed is closed
-        meanwhile, nothing stays open."""
+        """The updates, opened if they are not. Calls share an opening. If the feed is closed meanwhile, so
+        are the updates."""
         async with self._opening:
             if self._updates is None and not self._closed:
                 self._updates = await self._begun()
@@ -141,10 +141,10 @@ class Feed(Resource, Generic[K, V]):
         return self._updates
 
     async def _begun(self) -> UpdateFeed[K, V]:
-        where = None if self._keys is None else any_key(self._kind.schema, self._keys)
+        where = None if self._keys is None else any_key(self._table_schema.schema, self._keys)
         reading = (await self._opened()).reading
         updates: UpdateFeed[K, V] = UpdateFeed(reading, where, self._chosen, self._step_bytes)
-        cursor, as_of, start = self._given
+        cursor, as_of, start = self._start
         if cursor is not None:
             await updates.open_cursor(cursor)
         elif start is not None:
@@ -160,34 +160,31 @@ class Feed(Resource, Generic[K, V]):
 
 @dataclass(frozen=True, slots=True)
 class ColumnsStep(Generic[K, V]):
-    """A step as columns, which take a fraction of the memory of its changes: these are made some at a
-    time."""
+    """A step as columns, which take a fraction of the memory of its changes."""
 
     rows: "pa.Table"
-    """Of the contents; or the updates, in order of time, then of keys."""
+    """The contents; or updates, in order of time, then of keys."""
     cursor: str
     contents: bool
-    _kind: TableSchema[K, V]
+    _table_schema: TableSchema[K, V]
     _texts: frozenset[str] | None
 
     def slices(self, bytes_max: int, rows_max: int) -> Iterator[tuple[list[Change[K, V]], bool]]:
-        """The changes, of about so many bytes, and of so many rows at most, at once; and whether they are the
-        last ones. Those of one key at one time stay together."""
-        rows = self.rows.num_rows
-        size = max(min(rows_max, bytes_max * rows // max(self.rows.nbytes, 1)), 1)
+        """Lists of changes, each of about `bytes_max` bytes and at most `rows_max` rows, and whether the list
+        is the last one. Updates of one key at one time stay together."""
+        schema, count = self._table_schema, self.rows.num_rows
+        size = max(min(rows_max, bytes_max * count // max(self.rows.nbytes, 1)), 1)
         end = 0
-        while (start := end) < rows:
-            end = min(start + size, rows)
-            while not self.contents and end < rows and self._is_one_change(end):
+        while (start := end) < count:
+            end = min(start + size, count)
+            while not self.contents and end < count and self._is_one_change(end):
                 end += 1
-            some = self.rows.slice(start, end - start)
-            changes = (
-                _contents_in(some, self._kind) if self.contents else _paired(some, self._kind, self._texts)
-            )
-            yield changes, end == rows
+            rows = self.rows.slice(start, end - start)
+            changes = _contents_in(rows, schema) if self.contents else _paired(rows, schema, self._texts)
+            yield changes, end == count
 
     def _is_one_change(self, row: int) -> bool:
-        """Whether a row and that before it are of one key at one time."""
+        """Whether a row and the row before it are of one key at one time."""
         two = self.rows.slice(row - 1, 2)
         first, second = column_texts(two.column("key"))
         before, at = two.column("time").to_pylist()
@@ -195,7 +192,7 @@ class ColumnsStep(Generic[K, V]):
 
 
 def bound_feed(feed: Feed[Any, Any], step_bytes: int) -> None:
-    """Before it opens: its steps have about so many bytes, as far as keys and times can be cut."""
+    """Before it opens: bound its steps to about `step_bytes`, as far as keys and times can be divided."""
     feed._step_bytes = step_bytes
 
 
@@ -205,57 +202,59 @@ async def next_columns(feed: Feed[K, V]) -> ColumnsStep[K, V]:
 
 
 def updates_of(feed: Feed[Any, Any]) -> UpdateFeed[Any, Any]:
-    """The updates that an open feed is made of."""
+    """The updates below an open feed."""
     if feed._updates is None:
         raise InvalidUsage(UsageKind.CLOSED, "the feed was not entered yet")
     return feed._updates
 
 
 def chosen_in(feed: Feed[Any, Any]) -> str:
-    """A text that tells the choice of keys from others; empty: all keys."""
+    """A text that identifies the choice of keys; empty: all keys."""
     return feed._chosen
 
 
 async def stack_of(feed: Feed[Any, Any]) -> Stack:
-    """What the table of a feed works with. It is opened, if it is not; the feed is not."""
+    """The stack of the table of a feed. Opens the table, not the feed."""
     return (await feed._opened()).shard.stack
 
 
 def changes_in(
-    step: UpdatesStep, kind: TableSchema[K, V], texts: frozenset[str] | None = None
+    step: UpdatesStep, table_schema: TableSchema[K, V], texts: frozenset[str] | None = None
 ) -> list[Change[K, V]]:
-    """The updates of the step as changes, in order of time; `texts`: of these keys only."""
+    """The updates of the step as changes, in order of time; `texts`: only of these keys."""
     if not step.updates.num_rows:
         return []
     if step.contents:
-        return _contents_in(step.updates, kind)
-    return _paired(sort_and_consolidate(step.updates, kind.schema), kind, texts)
+        return _contents_in(step.updates, table_schema)
+    return _paired(sort_and_consolidate(step.updates, table_schema.schema), table_schema, texts)
 
 
-def _contents_in(updates: "pa.Table", kind: TableSchema[K, V]) -> list[Change[K, V]]:
-    keys, vals = (field.decode(updates.column(name)) for name, field in kind.columns())
+def _contents_in(updates: "pa.Table", table_schema: TableSchema[K, V]) -> list[Change[K, V]]:
+    keys, vals = (field.decode(updates.column(name)) for name, field in table_schema.columns())
     as_of = updates.column("time")[0].as_py()
     return [Change(key, None, val, as_of) for key, val in zip(keys, vals, strict=True)]
 
 
-def _in_order_of_time(updates: "pa.Table", kind: TableSchema[Any, Any]) -> "pa.Table":
+def _in_order_of_time(updates: "pa.Table", table_schema: TableSchema[Any, Any]) -> "pa.Table":
     """The updates, consolidated, in order of time, then of keys."""
-    net = sort_and_consolidate(updates, kind.schema)
+    net = sort_and_consolidate(updates, table_schema.schema)
     return net.take(pc.sort_indices(net, sort_keys=[("time", "ascending")])) if net.num_rows > 1 else net
 
 
-def _paired(net: "pa.Table", kind: TableSchema[K, V], wanted: frozenset[str] | None) -> list[Change[K, V]]:
+def _paired(
+    net: "pa.Table", table_schema: TableSchema[K, V], key_texts: frozenset[str] | None
+) -> list[Change[K, V]]:
     """The changes of consolidated updates."""
-    keys, vals = (field.decode(net.column(name)) for name, field in kind.columns())
-    texts, _ = kind.texts(net)
+    keys, vals = (field.decode(net.column(name)) for name, field in table_schema.columns())
+    texts, _ = table_schema.texts(net)
     times, diffs = net.column("time").to_pylist(), net.column("diff").to_pylist()
-    found: dict[tuple[int, str], Change[K, V]] = {}
+    changes: dict[tuple[int, str], Change[K, V]] = {}
     for text, key, val, time, diff in zip(texts, keys, vals, times, diffs, strict=True):
-        if wanted is None or text in wanted:
-            change = found.get((time, text)) or Change(key, None, None, time)
+        if key_texts is None or text in key_texts:
+            change = changes.get((time, text)) or Change(key, None, None, time)
             side = {"new": val} if diff > 0 else {"old": val}
-            found[time, text] = change._replace(**side)
-    return sorted(found.values(), key=lambda change: change.time)
+            changes[time, text] = change._replace(**side)
+    return sorted(changes.values(), key=lambda change: change.time)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,32 +266,46 @@ class SubscribedChanges(SubscriptionStep, Generic[K, V]):
 
 
 def open_table_subscription(
+<<<<<<< HEAD
     tables: OpenTables, kind: TableSchema[K, V], arguments: SubscriptionArguments
+=======
+    tables: OpenTables, table_schema: TableSchema[K, V], options: Wanted
+>>>>>>> dc7da3d (Words of table/ and client/: names say what they hold; participants have a view instead of forwarding to it)
 ) -> Opening[Subscription[SubscribedChanges[K, V]]]:
     """See `Table.subscription`."""
 
     async def open_handle() -> Subscription[SubscribedChanges[K, V]]:
+<<<<<<< HEAD
         arguments.check()
+=======
+        options.check()
+>>>>>>> dc7da3d (Words of table/ and client/: names say what they hold; participants have a view instead of forwarding to it)
         if tables.shards.stack.readonly:
             refuse("a subscription")
-        table = await tables.acquire(kind)
+        table = await tables.acquire(table_schema)
 
         async def release() -> None:
             await tables.release(table)
 
         try:
+<<<<<<< HEAD
             return await opened(table.reading, arguments, _with_changes(kind), tables.shards.scope, release)
+=======
+            return await opened(
+                table.reading, options, _with_changes(table_schema), tables.shards.scope, release
+            )
+>>>>>>> dc7da3d (Words of table/ and client/: names say what they hold; participants have a view instead of forwarding to it)
         except BaseException:
             tables.shards.stack.supervisor.spawn(release(), "release a table")
             raise
 
-    return tables.shards.opening(open_handle, f"client.table({kind.name!r}, ...).subscription(...)")
+    return tables.shards.opening(open_handle, f"client.table({table_schema.name!r}, ...).subscription(...)")
 
 
-def _with_changes(kind: TableSchema[Any, Any]) -> Form[SubscribedChanges[Any, Any]]:
+def _with_changes(table_schema: TableSchema[Any, Any]) -> Form[SubscribedChanges[Any, Any]]:
     def form(step: UpdatesStep, mark: StepMark) -> SubscribedChanges[Any, Any]:
         return SubscribedChanges(
-            changes=changes_in(step, kind),
+            changes=changes_in(step, table_schema),
             upper=step.upper,
             cursor=step.cursor,
             contents=step.contents,

@@ -1,4 +1,4 @@
-"""What the rest of the library asks of the handle of a table: transactions, feeds, puts in place of all."""
+"""The calls of the rest of the library on the handle of a table."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from aiopersist.table.schema import TableSchema
 from aiopersist.table.table import Table
 
 
-def kind_of(table: object, tables: OpenTables) -> TableSchema[Any, Any]:
-    """The kind of a table of this client; `InvalidUsage` for anything else."""
+def schema_of(table: object, tables: OpenTables) -> TableSchema[Any, Any]:
+    """The schema of a table of this client; `InvalidUsage` for a table of another client."""
     if not isinstance(table, Table):
         raise TypeError(f"{shown(table)} is not an aiopersist.Table")
     if table._tables is not tables:
         raise InvalidUsage(UsageKind.INVALID_APPEND, f"table {table.name!r} belongs to another client")
     table._check_open()
-    return table._kind
+    return table._table_schema
 
 
 def is_closed(table: Table[Any, Any]) -> bool:
@@ -29,28 +29,28 @@ async def opened(table: Table[Any, Any]) -> OpenTable:
     return await table._open()
 
 
-async def acquired(table: Table[Any, Any], *, make: bool = True) -> OpenTable:
-    """The same, with a user more, whom `leave` takes back; also if the handle was closed meanwhile.
-    `UnknownShard` if it does not exist, unless `make`."""
+async def acquired(table: Table[Any, Any], *, create: bool = True) -> OpenTable:
+    """The same, with one more user until `leave`. Works also if the handle was closed. `UnknownShard` if the
+    table does not exist, unless `create`."""
     if table._closed:
-        return await table._tables.acquire(table._kind, make=make)
-    found = await table._open(make=make)
-    found.users += 1
-    return found
+        return await table._tables.acquire(table._table_schema, create=create)
+    open_table = await table._open(create=create)
+    open_table.users += 1
+    return open_table
 
 
-def leave(table: Table[Any, Any], found: OpenTable) -> None:
-    """What was acquired is no longer needed. The last user closes it, in the background."""
+def leave(table: Table[Any, Any], open_table: OpenTable) -> None:
+    """End an `acquired`. The last user closes the table, in the background."""
     tables = table._tables
-    if tables.leave(found):
-        tables.shards.stack.supervisor.spawn(found.aclose(), "close a table")
+    if tables.leave(open_table):
+        tables.shards.stack.supervisor.spawn(open_table.aclose(), "close a table")
 
 
 async def overwrite(table: Table[Any, Any], entries: Any) -> int:
-    """Give keys their values, as `Table.put_many` does, and delete all other keys, at one time, which is
-    returned. What other commits did until then is replaced, too. Any number of entries, in bounded memory:
-    all are written to the blob store, and all contents are read. An entry that is there already is not
-    written again."""
-    found = await opened(table)
-    with found.scope.call():
-        return (await replace_contents(found.member, table._tables.group, entries)).time
+    """Give keys their values, as `Table.put_many` does, and delete all other keys, at one time, which it
+    returns. Also replaces changes that others commit meanwhile. Takes any number of entries, in bounded
+    memory: it writes all of them to the blob store, and reads all contents. Equal entries are not appended
+    again."""
+    open_table = await opened(table)
+    with open_table.scope.call():
+        return (await replace_contents(open_table.participant, table._tables.group, entries)).time

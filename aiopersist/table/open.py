@@ -1,4 +1,4 @@
-"""The tables that a client has open: one view and one writer for each, shared by all who name it."""
+"""The open tables of a client: one view and one writer for each, shared by all its handles."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -27,12 +27,14 @@ from aiopersist.table.view.view import View
 from aiopersist.write.session import Session
 from aiopersist.write.staged import StagingContext
 
-FOLLOW_EVERY_S = 0.02  # views take the commits of others together: one by one they cost as much as our own
-PASSED_S = 0.001  # until the clock of the store is beyond a moment
+FOLLOW_EVERY_S = (
+    0.02  # views take the commits of others in batches: one by one they cost as much as own commits
+)
+PASSED_S = 0.001  # added to a wait for a moment, so that the clock of the store is beyond it
 PARQUET, POLARS = "pyarrow.parquet", "polars"
 FILTERS = ("pyarrow.acero",)  # imported by the first condition on a table
 
-UNCHANGING = frozenset({str, bytes, int, float, bool, datetime})  # types of values that nobody changes
+IMMUTABLE = frozenset({str, bytes, int, float, bool, datetime})
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -40,47 +42,49 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 
-class NotMade(UnknownShard):
-    """A read came before the table was made: there is nothing to read. Reads make none."""
+class NotCreated(UnknownShard):
+    """A read of a table that does not exist: reads create no table."""
 
 
 class OpenTable(Resource):
-    """One table of this client: its view, which follows the shard, and its writer."""
+    """One table of this client: its view and its writer."""
 
     def __init__(
         self,
-        kind: TableSchema[Any, Any],
+        table_schema: TableSchema[Any, Any],
         reading: ReadSession[Any, Any],
         writing: Session | None,
         resident: bool | None,
     ) -> None:
-        self.kind = kind
+        self.table_schema = table_schema
         self.shard = reading.shard
         self.reading = reading
-        self.view = View(kind, reading, resident)
+        self.view = View(table_schema, reading, resident)
         self._writing = writing
-        self._member = None if writing is None else TableParticipant(self.view, writing)
+        self._participant = None if writing is None else TableParticipant(self.view, writing)
         self._following: asyncio.Task[None] | None = None
         self._scope = reading.scope
-        self._scope.what = f"table {kind.name!r}"
+        self._scope.what = f"table {table_schema.name!r}"
         self.users = 0
-        """Handles, subscriptions and transactions; the last one closes it."""
+        """Handles, subscriptions and transactions that use it; the last one closes it."""
 
     @classmethod
     async def open(
-        cls, shards: Shards, kind: TableSchema[Any, Any], resident: bool | None, *, make: bool
+        cls, shards: Shards, table_schema: TableSchema[Any, Any], resident: bool | None, *, create: bool
     ) -> "OpenTable":
-        """Read the contents, if they are to be resident. If the shard does not exist, create it, or, unless
-        `make`, raise `NotMade`."""
-        shard = await _table_shard(shards, kind, make=make)
+        """Read the contents, if they are to be resident. If the shard does not exist, create it with
+        `create`, else raise `NotCreated`."""
+        shard = await _table_shard(shards, table_schema, create=create)
         await shard.hold.acquire()
-        reading: ReadSession[Any, Any] = ReadSession(shard, kind.schema, shards.scope, None)
+        reading: ReadSession[Any, Any] = ReadSession(shard, table_schema.schema, shards.scope, None)
         try:
             writing = None
             if not shards.stack.readonly:
-                context = StagingContext(shard, kind.schema, shard.schema_id(kind.schema), shards.scope)
+                context = StagingContext(
+                    shard, table_schema.schema, shard.schema_id(table_schema.schema), shards.scope
+                )
                 writing = Session(context)
-            table = cls(kind, reading, writing, resident)
+            table = cls(table_schema, reading, writing, resident)
             await table.view.open()
         except BaseException:
             reading.scope.close()
@@ -96,15 +100,15 @@ class OpenTable(Resource):
         return self._scope
 
     @property
-    def member(self) -> TableParticipant:
-        """What the group commit writes; `Unsupported` for a readonly client."""
-        if self._member is None:
+    def participant(self) -> TableParticipant:
+        """The table in group commits; `Unsupported` for a readonly client."""
+        if self._participant is None:
             refuse("a change of a table")
-        return self._member
+        return self._participant
 
     async def _follow(self) -> None:
-        """Keep the view near the newest state, for gets that look at no head: the first commit of others at
-        once, and those that follow it within `FOLLOW_EVERY_S` together."""
+        """Keep the view near the newest state, for reads with `stale=True`: apply the first commit of others
+        at once, and those of the next `FOLLOW_EVERY_S` together."""
         register, own = self.shard.register, None if self._writing is None else self._writing.slot
         backoff = Backoff(self.shard.stack.supervisor.failures, f"following {self.shard.label}")
         while True:
@@ -119,7 +123,7 @@ class OpenTable(Resource):
                 await backoff.failed(error)
 
     async def aclose(self) -> None:
-        """Stop following, and release the writer and what is held. Idempotent."""
+        """Stop following, and release the writer and the holds. Idempotent."""
         if not self._scope.close():
             return
         if self._following is not None:
@@ -133,10 +137,10 @@ class OpenTable(Resource):
 _Key = tuple[str, str]
 
 
-def _key(kind: TableSchema[Any, Any]) -> _Key:
-    """The name, and the types: those of a table may gain fields, and then the old ones are views of their
-    own, which cannot write."""
-    return kind.name, kind.identity
+def _key(table_schema: TableSchema[Any, Any]) -> _Key:
+    """The name and the types. If the types of a table gain fields, handles with the old types have a view of
+    their own, which cannot write."""
+    return table_schema.name, table_schema.identity
 
 
 class OpenTables:
@@ -150,23 +154,23 @@ class OpenTables:
         self._warming: asyncio.Task[None] | None = None
         self._is_ready = True
 
-    def met(self, kind: TableSchema[Any, Any]) -> None:
-        """Calls on such a table follow: `ready` waits for what their values need."""
-        self._is_ready &= kind.imports_nothing or _is_warm()
+    def met(self, table_schema: TableSchema[Any, Any]) -> None:
+        """Calls on a table with this schema follow: let `ready` wait for the imports that its values need."""
+        self._is_ready &= table_schema.imports_nothing or _is_warm()
 
     async def ready(self) -> None:
-        """Return when the event loop can make columns of the values of the tables that were met."""
+        """Return once the event loop can convert the values of the tables that were met."""
         if not self._is_ready:
             await self._imported()
 
-    async def ready_to_filter(self, *given: object) -> None:
-        """Return when the event loop can filter rows by what is given of it; at once where all is `None`."""
-        if any(bound is not None for bound in given):
+    async def ready_to_filter(self, *values: object) -> None:
+        """Return once the event loop can filter rows; at once if all bounds are `None`."""
+        if any(bound is not None for bound in values):
             await self._imported()
 
     async def _imported(self) -> None:
-        """Import what makes columns of any values, and filters them: also pandas, if it is installed. It is
-        imported on a thread, and calls that wait go on in their order."""
+        """Import the modules that convert and filter any values, with pandas if it is installed, on a
+        thread. Waiting calls go on in their order."""
         if not _is_warm():
             self.shards.calls.check()
             if self._warming is None or self._warming.done():
@@ -175,31 +179,33 @@ class OpenTables:
             await asyncio.shield(self._warming)
         self._is_ready = True
 
-    async def converted(self, convert: Callable[..., R], *given: object) -> R:
-        """What `convert` makes of keys and values as they are at the call, when it is `ready`: their owner
+    async def converted(self, convert: Callable[..., R], *values: object) -> R:
+        """The result of `convert` on keys and values as they are at the call, once it is `ready`: their owner
         may change them later."""
         if not self._is_ready:
-            given = _copied(given)
+            values = _copied(values)
             await self.ready()
-        if not UNCHANGING.issuperset(map(type, given)):
-            result = convert(*given)
-            await self.pace.turn(*given)
+        if not IMMUTABLE.issuperset(map(type, values)):
+            result = convert(*values)
+            await self.pace.turn(*values)
             return result
-        await self.pace.turn(*given)
-        return convert(*given)
+        await self.pace.turn(*values)
+        return convert(*values)
 
-    async def decoded(self, kind: TableSchema[Any, V], texts: Sequence[tuple[K, str]]) -> dict[K, V]:
-        """The values by key, of their texts."""
+    async def decoded(self, table_schema: TableSchema[Any, V], texts: Sequence[tuple[K, str]]) -> dict[K, V]:
+        """The decoded values by key."""
         keys, vals = [key for key, _ in texts], [text for _, text in texts]
         compute = self.shards.stack.compute_few
         return dict(
-            zip(keys, await compute(sum(map(len, vals)), kind.vals, vals) if vals else (), strict=True)
+            zip(
+                keys, await compute(sum(map(len, vals)), table_schema.vals, vals) if vals else (), strict=True
+            )
         )
 
     async def passed(self, as_of: int | datetime) -> bool:
-        """Whether the moment has passed, for a table that does not exist: one that a later look does not find
-        was empty then, for good. Commits of this client come later, and those of others by the store's clock.
-        If not, a while passes."""
+        """Whether the moment has passed, for a table that does not exist; if not, wait a while. If it has
+        passed and the table still does not exist, it was empty then for good: commits of this client get
+        later times, and those of others times by the store's clock."""
         stack, time = self.shards.stack, wall_time(as_of)
         if await has_passed(stack.clock, time):
             stack.clock.saw(Antichain(time + 1))
@@ -207,30 +213,34 @@ class OpenTables:
         await stack.runtime.sleep(min(max(time / 1e6 - stack.clock.read()[0], 0.0), LOOK_S) + PASSED_S)
         return False
 
-    async def _ready_for(self, kind: TableSchema[Any, Any]) -> None:
-        """Import what the views of such tables need on the event loop."""
-        if not kind.is_plain:
+    async def _ready_for(self, table_schema: TableSchema[Any, Any]) -> None:
+        """Import the modules that views of such tables need on the event loop."""
+        if not table_schema.is_plain:
             await self.ready()
-        modules = [PARQUET, POLARS] if kind.has_lists else [PARQUET]
+        modules = [PARQUET, POLARS] if table_schema.has_lists else [PARQUET]
         if not are_imported(modules):
             await self.shards.stack.compute(import_all, modules)
 
     def acquiring(
-        self, kind: TableSchema[Any, Any], resident: bool | None, *, make: bool
+        self, table_schema: TableSchema[Any, Any], resident: bool | None, *, create: bool
     ) -> "asyncio.Task[OpenTable]":
-        """A task that acquires the table, whoever waits for it."""
+        """A task that acquires the table; it goes on if its callers are cancelled."""
         self.shards.calls.check()
-        return self.shards.stack.supervisor.spawn(self.acquire(kind, resident, make=make), "open a table")
+        return self.shards.stack.supervisor.spawn(
+            self.acquire(table_schema, resident, create=create), "open a table"
+        )
 
     async def acquire(
-        self, kind: TableSchema[Any, Any], resident: bool | None = None, *, make: bool = True
+        self, table_schema: TableSchema[Any, Any], resident: bool | None = None, *, create: bool = True
     ) -> OpenTable:
-        """The open table of that name and those types, opened if it is not; `CodecMismatch` if these are not
-        stored, `NotMade` if it does not exist, unless `make`. The last caller who says so decides whether it
-        is resident."""
-        await self._ready_for(kind)
-        table = await until_made(lambda: self._opening(kind, resident, make=make), make=make)
-        kind.encode_as(table.kind.schema)
+        """The table with that name and those types, opened if it is not. `CodecMismatch` if the stored types
+        differ; `NotCreated` if it does not exist, unless `create`. The last `resident` that is not `None`
+        counts."""
+        await self._ready_for(table_schema)
+        table = await until_created(
+            lambda: self._opening(table_schema, resident, create=create), create=create
+        )
+        table_schema.encode_as(table.table_schema.schema)
         table.users += 1
         try:
             await table.view.become(resident)
@@ -240,28 +250,29 @@ class OpenTables:
         return table
 
     def _opening(
-        self, kind: TableSchema[Any, Any], resident: bool | None, *, make: bool
+        self, table_schema: TableSchema[Any, Any], resident: bool | None, *, create: bool
     ) -> "tuple[asyncio.Task[OpenTable], bool]":
         """The task that opens the table, and whether this call began it."""
-        key = _key(kind)
+        key = _key(table_schema)
         task = self._open.get(key)
         if task is not None and not has_failed(task) and not (task.done() and _is_over(task)):
             return task, False
         opening = self.shards.opening(
-            lambda: OpenTable.open(self.shards, kind, resident, make=make), f"client.table({kind.name!r})"
+            lambda: OpenTable.open(self.shards, table_schema, resident, create=create),
+            f"client.table({table_schema.name!r})",
         )
         task = self._open[key] = self.shards.stack.supervisor.spawn(opened(opening), "open a table")
         task.add_done_callback(partial(self._forget, key))
         return task, True
 
     def _forget(self, key: _Key, task: "asyncio.Task[OpenTable]") -> None:
-        """Keep no opening that failed."""
+        """Forget an opening that failed."""
         if has_failed(task) and self._open.get(key) is task:
             del self._open[key]
 
     async def releasing(self, acquiring: "asyncio.Task[OpenTable]") -> None:
-        """Release what was acquired. Waits for an opening that is under way, but not for ever: then it goes
-        on by itself."""
+        """Release the acquired table. Waits for an opening that is under way, up to the deadline of a
+        release; then it goes on in the background."""
         if not acquiring.done():
             release = self.shards.stack.supervisor.spawn(self._release_later(acquiring), "release a table")
             await self.shards.stack.supervisor.released(release)
@@ -273,29 +284,29 @@ class OpenTables:
         await self.releasing(acquiring)
 
     async def release(self, table: OpenTable) -> None:
-        """The last user closes it. Its name may be that of another table by now."""
+        """End one use; the last user closes the table."""
         if self.leave(table):
             await table.aclose()
 
     def leave(self, table: OpenTable) -> bool:
-        """One user less; whether it was the last one, who is to close it."""
+        """End one use; `True` for the last user, who has to close the table."""
         table.users -= 1
         if table.users:
             return False
-        key = _key(table.kind)
-        if key in self._open and _gave(self._open[key], table):
+        key = _key(table.table_schema)
+        if key in self._open and _has_opened(self._open[key], table):
             del self._open[key]
         return True
 
 
-def _copied(given: tuple[T, ...]) -> tuple[T, ...]:
-    """A copy, or the same if there is no equal copy: a class may make another value of what it keeps, as an
-    int of cents that is made of euros."""
-    with suppress(Exception):  # what cannot be copied or compared is converted as it is
-        copies = deepcopy(given)
-        if copies == given:
+def _copied(values: tuple[T, ...]) -> tuple[T, ...]:
+    """A copy, or the values themselves if no copy is equal: a class may convert its arguments, such as euros
+    to cents."""
+    with suppress(Exception):  # values that cannot be copied or compared
+        copies = deepcopy(values)
+        if copies == values:
             return copies
-    return given
+    return values
 
 
 def _is_warm() -> bool:
@@ -311,7 +322,7 @@ async def opened(opening: Opening[OpenTable]) -> OpenTable:
     return await opening
 
 
-def _gave(task: "asyncio.Task[OpenTable]", table: OpenTable) -> bool:
+def _has_opened(task: "asyncio.Task[OpenTable]", table: OpenTable) -> bool:
     return task.done() and not task.cancelled() and not task.exception() and task.result() is table
 
 
@@ -320,44 +331,44 @@ def _is_over(task: "asyncio.Task[OpenTable]") -> bool:
     return table._scope.closed or table.shard.state.finalized
 
 
-async def until_made(
-    opening: "Callable[[], tuple[asyncio.Task[OpenTable], bool]]", *, make: bool
+async def until_created(
+    opening: "Callable[[], tuple[asyncio.Task[OpenTable], bool]]", *, create: bool
 ) -> OpenTable:
-    """The table that the task of `opening` opens, which tells whether this call began it. `NotMade`, unless
-    `make`, if a task says so that began after this call: the first one may be that of another, which has
-    looked before. One that is for a read makes no table."""
+    """The table that the task of `opening` opens; `opening` also tells whether this call began the task.
+    Unless `create`: `NotCreated` if a task that began after this call raises it. The first task may be one of
+    another call, which looked earlier, and a task of a read creates no table."""
     has_begun = False
     while True:
         task, is_own = opening()
         has_begun |= is_own
         try:
             return await shared(task)
-        except NotMade:
-            if has_begun and not make:
+        except NotCreated:
+            if has_begun and not create:
                 raise
-        has_begun = True  # a task that failed is not joined again: the next one is new
+        has_begun = True  # a failed task is not joined again: the next one is new
 
 
 def has_failed(task: "asyncio.Task[OpenTable]") -> bool:
-    """Whether there is no table, and none comes."""
+    """Whether the task ended without a table."""
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
-async def _table_shard(shards: Shards, kind: TableSchema[Any, Any], *, make: bool) -> Shard:
+async def _table_shard(shards: Shards, table_schema: TableSchema[Any, Any], *, create: bool) -> Shard:
     if shards.stack.readonly:
-        shard = await shards.existing(kind.name)
-    elif not make:
+        shard = await shards.existing(table_schema.name)
+    elif not create:
         try:
-            shard = await shards.existing(kind.name)
+            shard = await shards.existing(table_schema.name)
         except UnknownShard as error:
-            raise NotMade(f"table {kind.name!r} was not made yet") from error
+            raise NotCreated(f"table {table_schema.name!r} does not exist yet") from error
     else:
-        shard = await shards.named(kind.name)
-        await shard.open_or_create(kind.schema, Clock.WALL, table=True)
+        shard = await shards.named(table_schema.name)
+        await shard.open_or_create(table_schema.schema, Clock.WALL, table=True)
     if not shard.state.table:
         text = (
             f"{shard.label} is a shard, not a table: read and write it with client.reader and client.writer"
         )
         raise InvalidUsage(UsageKind.NOT_A_TABLE, text, shard_id=shard.id)
-    kind.encode_as(shard.as_stored(kind.schema))
+    table_schema.encode_as(shard.as_stored(table_schema.schema))
     return shard

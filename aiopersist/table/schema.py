@@ -1,8 +1,8 @@
 """The keys and values of one table, as Python values, as texts, and as columns.
 
 Inside, a key and a value are canonical JSON (`data/jsonable.py`): two texts are equal if and only if the
-values are. Python's equality will not do: to it 1 equals True, and NaN does not equal itself. What is handed
-out is made of the text anew, so a caller may change it."""
+values are. Python's equality is not that: 1 equals True, and NaN does not equal itself. Values that are
+returned are decoded anew, so a caller may change them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from aiopersist.data.types.codec import Field
 
 SURELY_SMALL = 1024 * 1024  # bytes of JSON
-FEW = 16  # keys or vals that a column takes longer for
+FEW = 16  # keys or values that are converted faster one by one than as a column
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -42,7 +42,7 @@ class TableSchema(Generic[K, V]):
         self.name = name
         self._take(Schema(key, val))
         self.identity = identity(self.schema)
-        """Of its types, however texts and bytes are encoded."""
+        """The identity of its types, whatever the encoding of texts and bytes."""
         for what, field in (("keys", self.schema.key), ("vals", self.schema.val)):
             if field.nullable or pa.types.is_null(field.codec.arrow_type):
                 text = f"table {name!r}: its {what} admit None, which stands for absent"
@@ -52,7 +52,7 @@ class TableSchema(Generic[K, V]):
             raise InvalidUsage(UsageKind.INVALID_TYPE, text)
 
     def encode_as(self, stored: Schema[Any, Any, Any]) -> None:
-        """Encode texts and bytes as the table does, whose schema is `stored`."""
+        """Encode texts and bytes as the table with the schema `stored` does."""
         schema = encoded_as(self.schema, stored)
         if schema is not self.schema:
             self._take(schema)
@@ -62,23 +62,19 @@ class TableSchema(Generic[K, V]):
         self._key_text, self._val_text = writer_of(self.schema.key), writer_of(self.schema.val)
         self._has_exact_keys = are_exact(self.schema.key)
         self._val, key = reader_of(self.schema.val), reader_of(self.schema.key)
-        self._is_plain = self._val is not None and key is not None
-        self._few = (key, self._val) if key and self._val and plain_types(self.schema) else None
-        self.has_lists = has_lists(self.schema.val.codec.arrow_type)
+        self.is_plain = self._val is not None and key is not None
+        """Whether most keys and values are converted one by one, without columns."""
         plain = plain_types(self.schema)
+        self._few = (key, self._val) if key and self._val and plain else None
+        self.has_lists = has_lists(self.schema.val.codec.arrow_type)
         self.imports_nothing = plain is not None and plain.encoders is not None
         """Whether columns of its keys and values are made without pandas."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether most keys and values are converted one by one, without columns."""
-        return self._is_plain
 
     # --- in --------------------------------------------------------------------------------------
 
     def plain_key_text(self, key: Any) -> str | None:
         """The text of one key, unless the key or the values need columns."""
-        return self._key_text(key) if self._is_plain else None
+        return self._key_text(key) if self.is_plain else None
 
     def key_text(self, key: Any) -> str:
         """The text of one key; `InvalidUpdate` for a value that is no key."""
@@ -104,24 +100,24 @@ class TableSchema(Generic[K, V]):
             row = refusal.row if len(values) > 1 else None
             raise InvalidUpdate(f"table {self.name!r}: {what}: {refusal.reason}", row=row) from refusal
 
-    def entries(self, given: Any, size_max: int) -> dict[str, str]:
-        """Vals by keys, of a mapping, of pairs, or of Arrow data; of several values of a key the last.
+    def entries(self, entries: Any, size_max: int) -> dict[str, str]:
+        """Values by key, from a mapping, pairs, or Arrow data; the last of several values of a key.
         `InvalidUpdate` for an entry of more than `size_max` bytes."""
-        found: dict[str, str] = {}
+        vals: dict[str, str] = {}
         rows = 0
-        for chunk in chunks_of(self.pairs(given)):
+        for chunk in chunks_of(self.pairs(entries)):
             table = self.columns_of(chunk, size_max, rows)
-            found.update(zip(*self.texts(table), strict=True))
+            vals.update(zip(*self.texts(table), strict=True))
             rows += table.num_rows
-        return found
+        return vals
 
-    def pairs(self, given: Any) -> Any:
-        """Entries as `chunks_of` takes them; `InvalidUpdate` for what has none."""
-        pairs = pairs_of(given)
+    def pairs(self, entries: Any) -> Any:
+        """Entries as `chunks_of` takes them; `InvalidUpdate` if these are no entries."""
+        pairs = pairs_of(entries)
         if not is_arrow(pairs) and not isinstance(pairs, Iterable):
-            text = f"table {self.name!r}: {shown(given)} is neither a mapping, nor pairs, nor Arrow data"
+            text = f"table {self.name!r}: {shown(entries)} is neither a mapping, nor pairs, nor Arrow data"
             raise InvalidUpdate(text)
-        is_flat = is_arrow(pairs) or isinstance(given, Mapping | str | bytes | bytearray | type)
+        is_flat = is_arrow(pairs) or isinstance(entries, Mapping | str | bytes | bytearray | type)
         return pairs if is_flat else _flattened(pairs)
 
     def columns_of(self, chunk: Any, size_max: int, row_base: int) -> pa.Table:
@@ -155,7 +151,7 @@ class TableSchema(Generic[K, V]):
         return column_texts(rows.column("key")), column_texts(rows.column("val"))
 
     def changes(self, updates: pa.Table) -> dict[str, str | None]:
-        """The new values by key, of updates in any order."""
+        """The new values by key, from updates in any order."""
         net = contents(updates, self.schema)
         keys, vals = self.texts(net)
         diffs = net.column("diff").to_pylist()
@@ -201,15 +197,15 @@ class TableSchema(Generic[K, V]):
     def few_updates(
         self, changes: Mapping[str, str | None], old: Mapping[str, str | None], time: int
     ) -> Tiny | None:
-        """`updates` of a few keys without Arrow; `None` if they are many, or of types that need columns."""
+        """`updates` without Arrow; `None` for many keys, or for types that need columns."""
         if self._few is None or not 0 < len(changes) <= TINY_ROWS // 2:
             return None
         key_of, val_of = self._few
         rows = []
         for text, val in changes.items():
-            key, was = key_of(text), old[text]
-            if was is not None:
-                rows.append((key, val_of(was), time, -1))
+            key, old_val = key_of(text), old[text]
+            if old_val is not None:
+                rows.append((key, val_of(old_val), time, -1))
             if val is not None:
                 rows.append((key, val_of(val), time, 1))
         return tiny(rows, self.schema)
@@ -217,13 +213,13 @@ class TableSchema(Generic[K, V]):
     def updates(
         self, changes: Mapping[str, str | None], old: Mapping[str, str | None], time: int
     ) -> pa.Table:
-        """The updates that give each key its new value, `None` for absent, in place of the old one."""
-        gone = [(key, val, -1) for key in changes if (val := old[key]) is not None]
-        new = [(key, val, 1) for key, val in changes.items() if val is not None]
+        """The updates that replace the old value of each key by the new one; `None` stands for absent."""
+        rows = [(key, val, -1) for key in changes if (val := old[key]) is not None]
+        rows += [(key, val, 1) for key, val in changes.items() if val is not None]
         schema = self.schema.arrow_schema
-        if not gone and not new:
+        if not rows:
             return empty_table(schema)
-        keys, vals, diffs = zip(*gone, *new, strict=True)
+        keys, vals, diffs = zip(*rows, strict=True)
         columns = [
             column_from_texts(keys, schema.field("key").type),
             column_from_texts(vals, schema.field("val").type),
@@ -244,19 +240,19 @@ def _is_hashable(field: Field) -> bool:
 
 
 def listed(keys: Iterable[K]) -> list[K]:
-    """Keys that a user gives; `TypeError` for one text, whose characters would pass for keys."""
+    """The keys as a list; `TypeError` for one text, whose characters would pass for keys."""
     if isinstance(keys, str | bytes):
         raise TypeError(f"{shown(keys)} is one key: give a list of keys")
     return list(keys)
 
 
-def pairs_of(given: Any) -> Any:
-    """What is given; of a mapping its items."""
-    return given.items() if isinstance(given, Mapping) else given
+def pairs_of(entries: Any) -> Any:
+    """The items of a mapping; anything else unchanged."""
+    return entries.items() if isinstance(entries, Mapping) else entries
 
 
 def _flattened(items: Iterable[Any]) -> Iterator[Any]:
-    """The items, and those of mappings among them one by one."""
+    """The items; mappings among them are replaced by their own items."""
     for item in items:
         if type(item) is not tuple and isinstance(item, Mapping):
             yield from item.items()
@@ -264,7 +260,7 @@ def _flattened(items: Iterable[Any]) -> Iterator[Any]:
             yield item
 
 
-def has_many(given: Iterable[Any]) -> bool:
-    """Whether its items are mappings or Arrow data, of which a few may be much."""
-    first = next(iter(given), None)
+def has_many(entries: Iterable[Any]) -> bool:
+    """Whether its items are mappings or Arrow data: a few of them may be large."""
+    first = next(iter(entries), None)
     return isinstance(first, Mapping) or is_arrow(first)

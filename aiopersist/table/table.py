@@ -25,11 +25,11 @@ from aiopersist.subscription.subscription import Subscription
 from aiopersist.table.commit.operation import Insert, Put, Revise
 from aiopersist.table.commit.plan import Done, PendingOperation, Repeated
 from aiopersist.table.feed import Feed, SubscribedChanges, open_table_subscription
-from aiopersist.table.open import NotMade, OpenTable, OpenTables, has_failed, until_made
+from aiopersist.table.open import NotCreated, OpenTable, OpenTables, has_failed, until_created
 from aiopersist.table.ranges import condition
 from aiopersist.table.schema import TableSchema, has_many, listed, pairs_of
 from aiopersist.table.view.contents import FullView, TableView
-from aiopersist.table.view.lookup import chosen, wanted_keys
+from aiopersist.table.view.lookup import vals_of, wanted_keys
 from aiopersist.write.checks import Txn, check_marks
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ V = TypeVar("V")
 
 
 class Table(Resource, Generic[K, V]):
-    """At most one value per key. Opens at its first use; may be awaited or entered, which opens it at once.
-    Serves many tasks at once; all handles of a client on one table share its view."""
+    """At most one value per key. Opens at its first use, or at once if it is awaited or entered. Many tasks
+    may use it at once. All handles of a client on one table share a view."""
 
     def __init__(self, tables: OpenTables, kind: TableSchema[K, V], resident: bool | None) -> None:
         if resident not in (None, True, False):
             raise TypeError(f"resident={shown(resident)} is neither None nor a bool")
         self._tables = tables
-        self._kind = kind
+        self._table_schema = kind
         self._resident = resident
         tables.met(kind)
         self._size_max = tables.shards.stack.settings.update_size_max
@@ -61,12 +61,12 @@ class Table(Resource, Generic[K, V]):
 
     @property
     def name(self) -> str:
-        return self._kind.name
+        return self._table_schema.name
 
     @property
     def schema(self) -> Schema[K, V, int]:
         """The schema of the shard."""
-        return self._kind.schema
+        return self._table_schema.schema
 
     def __await__(self) -> Generator[Any, Any, Self]:
         async def opened() -> Self:
@@ -81,44 +81,44 @@ class Table(Resource, Generic[K, V]):
     # --- reads -----------------------------------------------------------------------------------
 
     async def get(self, key: K, as_of: int | datetime | None = None, stale: bool = False) -> V | None:
-        """The value of `key`, or `None`. Linearizable, by one read of the head, which all calls share that
-        began before it was sent. `stale=True`: by what this process has heard, without a request. `as_of`:
-        at that time, as `Snapshot` reads it."""
-        text = self._kind.plain_key_text(key)
+        """The value of `key`, or `None`. Linearizable, by one read of the head; calls that began before it
+        was sent share it. `stale=True`: from the state that this process has, without a request. `as_of`: at
+        that time, as by `Snapshot`."""
+        text = self._table_schema.plain_key_text(key)
         if text is None:
             await self._tables.ready()
-            text = self._kind.key_text(key)
+            text = self._table_schema.key_text(key)
         if as_of is not None:
             return (await self.get_many([key], as_of, stale)).get(key)
-        found = (await self._vals((text,), stale)).get(text)
-        if found is None:
+        val_text = (await self._vals((text,), stale)).get(text)
+        if val_text is None:
             return None
-        return await self._tables.shards.stack.compute_few(len(found), self._kind.val, found)
+        return await self._tables.shards.stack.compute_few(len(val_text), self._table_schema.val, val_text)
 
     async def get_many(
         self, keys: Iterable[K], as_of: int | datetime | None = None, stale: bool = False
     ) -> dict[K, V]:
-        """The values of those of `keys` that are there, all of one moment. As `get`."""
-        wanted = listed(keys)
-        texts = await self._tables.converted(self._key_texts, *wanted)
+        """The values of the existing ones of `keys`, all as of one moment. Arguments as those of `get`."""
+        keys = listed(keys)
+        texts = await self._tables.converted(self._key_texts, *keys)
         if as_of is not None:
             if stale:
                 raise InvalidUsage(UsageKind.INVALID_TIME, "give stale=True, or as_of, not both", time=as_of)
-            return await self._get_as_of(dict(zip(texts, wanted, strict=True)), as_of)
+            return await self._get_as_of(dict(zip(texts, keys, strict=True)), as_of)
         vals = await self._vals(texts, stale)
-        there = [(key, val) for key, text in zip(wanted, texts, strict=True) if (val := vals.get(text))]
-        return await self._tables.decoded(self._kind, there)
+        entries = [(key, val) for key, text in zip(keys, texts, strict=True) if (val := vals.get(text))]
+        return await self._tables.decoded(self._table_schema, entries)
 
     async def _get_as_of(self, keys: Mapping[str, K], as_of: int | datetime) -> dict[K, V]:
-        """By one scan for all of them."""
-        kind, texts = self._kind, list(keys)
+        """The values at that time, by one scan for all keys."""
+        table_schema, texts = self._table_schema, list(keys)
         async with self._snapshot(as_of) as snapshot:
             if snapshot is None or not texts:
                 return {}
             compute = self._tables.shards.stack.compute
-            found = await contents_of(snapshot, await compute(wanted_keys, kind, texts))
-            vals = await compute(chosen, kind, found, texts)
-        by_text = await self._tables.decoded(kind, list(vals.items()))
+            rows = await contents_of(snapshot, await compute(wanted_keys, table_schema, texts))
+            vals = await compute(vals_of, table_schema, rows, texts)
+        by_text = await self._tables.decoded(table_schema, list(vals.items()))
         return {keys[text]: by_text[text] for text in texts if text in by_text}
 
     async def items(
@@ -129,8 +129,8 @@ class Table(Resource, Generic[K, V]):
         where: Any = None,
         as_of: int | datetime | None = None,
     ) -> AsyncIterator[tuple[K, V]]:
-        """The entries with `start <= key < stop`, in key order, of one moment (now, or `as_of`), in bounded
-        memory. `prefix`: those whose keys begin with it, for keys that are str or bytes. `where`: as in
+        """The entries with `start <= key < stop`, in key order, as of one moment (now, or `as_of`), in
+        bounded memory. `prefix`: only keys that begin with it; keys must be str or bytes. `where`: as in
         `Snapshot.to_arrow`."""
         chosen = await self._condition(start, stop, prefix, where)
         async with self._snapshot(as_of) as snapshot:
@@ -149,7 +149,7 @@ class Table(Resource, Generic[K, V]):
         where: Any = None,
         as_of: int | datetime | None = None,
     ) -> int:
-        """The number of such entries; arguments as those of `items`. They are read, in bounded memory."""
+        """The number of entries; arguments as those of `items`. Reads them, in bounded memory."""
         chosen = await self._condition(start, stop, prefix, where)
         async with self._snapshot(as_of) as snapshot:
             return 0 if snapshot is None else await count_of(snapshot, chosen)
@@ -164,8 +164,8 @@ class Table(Resource, Generic[K, V]):
         *,
         columns: Columns | None = None,
     ) -> "pa.Table":
-        """Such entries as columns `key` and `val`, or those asked for, in key order, one row per key;
-        arguments as those of `items`."""
+        """The entries as columns `key` and `val`, or as the given `columns`, in key order, one row per key;
+        other arguments as those of `items`."""
         columns = own_copy(columns)
         chosen = await self._condition(start, stop, prefix, where)
         async with self._snapshot(as_of) as snapshot:
@@ -183,8 +183,8 @@ class Table(Resource, Generic[K, V]):
 
     async def to_pandas(self, *args: Any, **filters: Any) -> "pd.DataFrame":
         """As `to_arrow`, as a pandas frame. `Unsupported` for dates that Python cannot represent."""
-        frame, found = await self.to_arrow(*args, **filters), await self._found()
-        return await pandas_frame(frame, self._tables.shards.stack, None if found is None else found.shard.id)
+        rows, table = await self.to_arrow(*args, **filters), await self._existing()
+        return await pandas_frame(rows, self._tables.shards.stack, None if table is None else table.shard.id)
 
     def changes(
         self,
@@ -193,13 +193,13 @@ class Table(Resource, Generic[K, V]):
         start: str | None = None,
         keys: Iterable[K] | None = None,
     ) -> Feed[K, V]:
-        """The contents (of now, or at `as_of`) as changes from `None`, in steps of bounded size, then each
-        later change. `start="now"`: without the contents. `cursor`: go on behind that step, in any process.
-        `keys`: of these keys alone.
+        """The contents (now, or at `as_of`) as changes from `None`, in steps of bounded size, then each later
+        change. `start="now"`: without the contents. `cursor`: resume after that step, in any process.
+        `keys`: only changes of these keys.
 
         Opens when it is entered, or at its first step: `SinceViolation` if the history of the cursor is gone,
-        `INVALID_CURSOR` for one that is no cursor of this table."""
-        return Feed(self._open, self._kind, cursor, as_of, start, keys)
+        `INVALID_CURSOR` for a text that is no cursor of this table."""
+        return Feed(self._open, self._table_schema, cursor, as_of, start, keys)
 
     def subscription(
         self,
@@ -211,26 +211,32 @@ class Table(Resource, Generic[K, V]):
         share: tuple[int, int] | None = None,
         lease_s: float | None = None,
     ) -> Opening[Subscription[SubscribedChanges[K, V]]]:
+<<<<<<< HEAD
         """The consumer of that name, whose position is durable in the table's own state: it goes on behind
         its last durable acknowledgement. Steps are those of `changes`; arguments as those of
         `Client.subscription`."""
         arguments = SubscriptionArguments(name, start, resume, expire_after, share, lease_s)
         return open_table_subscription(self._tables, self._kind, arguments)
+=======
+        """The consumer of that name. The state of the table keeps its position: it resumes after its last
+        durable acknowledgement. Steps are those of `changes`; arguments as those of `Client.subscription`."""
+        options = Wanted(name, start, resume, expire_after, share, lease_s)
+        return open_table_subscription(self._tables, self._table_schema, options)
+>>>>>>> dc7da3d (Words of table/ and client/: names say what they hold; participants have a view instead of forwarding to it)
 
     async def view(self) -> TableView:
-        """What this process holds of the table."""
-        table = await self._found()
+        """The part of the table that this process has in memory."""
+        table = await self._existing()
         if table is None:
             return TableView(self._resident is not False, 0, 0, minimum(None))
         view = table.view
-        return TableView(view.is_resident, len(view.held), view.held.bytes, view.upper)
+        return TableView(view.is_resident, len(view.contents), view.contents.bytes, view.upper)
 
     # --- changes ---------------------------------------------------------------------------------
 
     async def put(self, key: K, val: V, once: str | None = None) -> int:
-        """Give `key` that value. Returns the time at which it is in. A value that is there already writes
-        nothing."""
-        self._apart("put")
+        """Give `key` that value. Returns the time of the commit. Putting an equal value writes nothing."""
+        self._warn_in_body("put")
         entry = await self._tables.converted(self._entry, key, val)
         return (await self._do(Put(dict([entry])), once)).time
 
@@ -238,39 +244,39 @@ class Table(Resource, Generic[K, V]):
         self, entries: GivenEntries[K, V], txn: Txn | None = None, once: str | None = None
     ) -> int:
         """Give keys their values, all at one time: a mapping, `(key, val)` pairs, Arrow, polars or pandas
-        data, or an iterator of these. Of several values of a key the last counts. A list or a dict is taken
-        as the call begins; what is inside an entry is yours to keep still until it returns. Any number, in
-        bounded memory: more than `settings.table_resident_bytes` are written to the blob store twice, and
-        read once; they take their place among other operations when that is done."""
-        self._apart("put_many")
+        data, or an iterator of these. The last of several values of a key counts. A list or a dict is copied
+        as the call begins, but not the values inside: do not change them until it returns. Takes any number
+        of entries, in bounded memory: more than `settings.table_resident_bytes` are written to the blob store
+        twice, and read once, before they take their place among other operations."""
+        self._warn_in_body("put_many")
         marked = check_marks(txn, once, self._tables.shards.stack.settings)
-        given = own_copy(entries)
+        entries = own_copy(entries)
         await self._tables.ready()
         table = await self._open()
-        if not isinstance(given, Mapping | list | tuple) or len(given) > AT_ONCE or has_many(given):
-            from aiopersist.table.bulk.put_many import put_stream  # few processes put so much
+        if not isinstance(entries, Mapping | list | tuple) or len(entries) > AT_ONCE or has_many(entries):
+            from aiopersist.table.bulk.put_many import put_stream  # few processes put this much
 
             with table.scope.call():
-                return (await put_stream(table.member, self._tables.group, given, *marked)).time
+                return (await put_stream(table.participant, self._tables.group, entries, *marked)).time
         size = inf
-        if len(given) <= FEW:
-            pairs = [*pairs_of(given)]
+        if len(entries) <= FEW:
+            pairs = [*pairs_of(entries)]
             size = rough_bytes(pairs)
             await self._tables.pace.turn(*pairs)
-        texts = await table.shard.stack.compute_few(size, self._kind.entries, given, self._size_max)
+        texts = await table.shard.stack.compute_few(size, self._table_schema.entries, entries, self._size_max)
         return (await self._do(Put(texts), once, txn)).time
 
     async def delete(self, *keys: K, once: str | None = None) -> int:
-        """Delete the keys that are there, all at one time."""
-        self._apart("delete")
+        """Delete the existing ones of `keys`, all at one time."""
+        self._warn_in_body("delete")
         texts = await self._tables.converted(self._key_texts, *keys)
         return (await self._do(Put(dict.fromkeys(texts)), once)).time
 
     async def insert(self, key: K, val: V, once: str | None = None) -> int:
         """Give `key` that value; `KeyExists` if it has one."""
-        self._apart("insert")
+        self._warn_in_body("insert")
         entry = await self._tables.converted(self._entry, key, val)
-        return (await self._do(Insert(self._kind, *entry), once)).time
+        return (await self._do(Insert(self._table_schema, *entry), once)).time
 
     @overload
     async def update(self, key: K, f: Callable[[V | None], V | None], once: None = None) -> V | None: ...
@@ -282,30 +288,30 @@ class Table(Resource, Generic[K, V]):
     async def update(
         self, key: K, f: Callable[[V | None], V | None], once: str | None = None
     ) -> V | Repeated | None:
-        """Replace the value of `key` by what `f` makes of it; `None` stands for absent. `f` is a plain
-        function in the context of the call, and may run several times. Returns the new value; `Repeated` for
-        a repeat of `once`."""
-        self._apart("update", "tx.get and tx.put")
-        text = await self._tables.converted(self._kind.key_text, key)
-        run = copy_context().run  # the task that runs it is that of another call, perhaps
-        done = await self._do(Revise(self._kind, text, lambda val: run(f, val), self._size_max), once)
+        """Replace the value of `key` by the result of `f` on it; `None` stands for absent. `f` is no
+        coroutine function, runs in the context of the call, and may run several times. Returns the new value;
+        `Repeated` for a repeat of `once`."""
+        self._warn_in_body("update", "tx.get and tx.put")
+        text = await self._tables.converted(self._table_schema.key_text, key)
+        run = copy_context().run  # the task of another call may run it
+        done = await self._do(Revise(self._table_schema, text, lambda val: run(f, val), self._size_max), once)
         return done if isinstance(done, Repeated) else done.result
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _apart(self, call: str, instead: str = "") -> None:
-        """A change of its own: not by a transaction whose body makes it."""
+    def _warn_in_body(self, call: str, instead: str = "") -> None:
+        """The change is not part of a transaction: warn if a body makes it."""
         warn_in_body(self._tables.shards.stack, f"Table.{call}", instead or f"tx.{call}", depth=4)
 
     def _entry(self, key: K, val: V) -> tuple[str, str]:
-        return self._kind.entry(key, val, self._size_max)
+        return self._table_schema.entry(key, val, self._size_max)
 
     def _key_texts(self, *keys: K) -> list[str]:
-        return self._kind.key_texts(keys) if keys else []
+        return self._table_schema.key_texts(keys) if keys else []
 
-    async def _open(self, *, make: bool = True) -> OpenTable:
-        """The table, opened if it is not. One attempt serves all calls that wait. `NotMade` if it does not
-        exist, unless `make`."""
+    async def _open(self, *, create: bool = True) -> OpenTable:
+        """The table, opened if it is not. Calls share an attempt. `NotCreated` if it does not exist, unless
+        `create`."""
         if (task := self._opening) is not None and task.done() and not has_failed(task):
             self._check_open()
             return task.result()
@@ -314,16 +320,16 @@ class Table(Resource, Generic[K, V]):
             self._check_open()
             if (task := self._opening) is not None and not has_failed(task):
                 return task, False
-            self._opening = self._tables.acquiring(self._kind, self._resident, make=make)
+            self._opening = self._tables.acquiring(self._table_schema, self._resident, create=create)
             return self._opening, True
 
-        return await until_made(opening, make=make)
+        return await until_created(opening, create=create)
 
-    async def _found(self) -> OpenTable | None:
-        """The table, as reads open it; `None`: it was not made yet, so it is empty."""
+    async def _existing(self) -> OpenTable | None:
+        """The table for reads; `None` if it does not exist yet, so that it is empty."""
         try:
-            return await self._open(make=False)
-        except NotMade:
+            return await self._open(create=False)
+        except NotCreated:
             return None
 
     def _check_open(self) -> None:
@@ -332,9 +338,9 @@ class Table(Resource, Generic[K, V]):
         self._tables.shards.calls.check()
 
     async def _vals(self, keys: Collection[str], stale: bool) -> Mapping[str, str]:
-        """The values by key, of these keys at least, as texts: as of a moment after this call began, or as
-        this process has heard."""
-        table = await self._found()
+        """Values by key, of these keys at least, as texts: as of a moment after this call began, or, if
+        `stale`, from the state that this process has."""
+        table = await self._existing()
         if table is None:
             return {}
         view = table.view
@@ -342,8 +348,8 @@ class Table(Resource, Generic[K, V]):
             with table.scope.call():
                 await table.shard.open()
                 await view.catch_up()
-        if isinstance(view.held, FullView):
-            return view.held.vals
+        if isinstance(view.contents, FullView):
+            return view.contents.vals
         with table.scope.call():
             return await view.read(keys)
 
@@ -354,13 +360,13 @@ class Table(Resource, Generic[K, V]):
 
     @asynccontextmanager
     async def _snapshot(self, as_of: int | datetime | None) -> AsyncIterator[Snapshot[K, V] | None]:
-        """A snapshot of now, or at `as_of`; `None` if nothing was ever put."""
-        has_passed = as_of is None
-        while (table := await self._found()) is None:
-            if as_of is None or has_passed:
+        """A snapshot now, or at `as_of`; `None` if the table was empty until then."""
+        is_over = as_of is None
+        while (table := await self._existing()) is None:
+            if as_of is None or is_over:
                 yield None
                 return
-            has_passed = await self._tables.passed(as_of)
+            is_over = await self._tables.passed(as_of)
         try:
             snapshot = await table.reading.snapshot(as_of, wait=True)
         except NotReadable as error:
@@ -377,12 +383,12 @@ class Table(Resource, Generic[K, V]):
         marked = check_marks(txn, once, self._tables.shards.stack.settings)
         table = await self._open()
         with table.scope.call():
-            member = table.member
-            waiting = PendingOperation((member,), action, (action.keys,), member, *marked)
-            return await self._tables.group.do(waiting)
+            participant = table.participant
+            operation = PendingOperation((participant,), action, (action.keys,), participant, *marked)
+            return await self._tables.group.do(operation)
 
     async def aclose(self) -> None:
-        """Release what this handle holds; the view goes with the last handle. Idempotent."""
+        """Close the handle; the last handle closes the view. Idempotent."""
         if self._opening is not None:
             self._tables.shards.calls.check_place()
         self._closed = True

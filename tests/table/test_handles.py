@@ -45,7 +45,7 @@ async def test_a_body_may_close_what_it_has_used(two: tuple[ap.Client, ap.Client
     await mine.put("k", 3)
     await mine.aclose()
     async with asyncio.timeout(30):
-        while one._tables._open:
+        while one._services.tables._open:
             await asyncio.sleep(0.001)
     there = await other.inspect("t")
     assert (len(there.readers), len(there.writers)) == (1, 1)  # those of the other client
@@ -53,7 +53,7 @@ async def test_a_body_may_close_what_it_has_used(two: tuple[ap.Client, ap.Client
 
 @pytest.mark.several_shards
 async def test_a_conflict_with_a_table_that_the_body_closes(two: tuple[ap.Client, ap.Client]) -> None:
-    """Goal: it comes through, however often it runs: also where it reads frozen tables, or asks others to
+    """Goal: it comes through, however often it runs: also where it reads a snapshot, or asks others to
     stand back."""
     one, other = two
     theirs, runs = table(other), list[int | None]()

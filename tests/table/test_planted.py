@@ -24,7 +24,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def a_lost_update(patch: pytest.MonkeyPatch) -> None:
     """What an update made of an older val is committed."""
-    patch.setattr(operation.RunOutcome, "is_still_so", lambda *_: True)
+    patch.setattr(operation.RunOutcome, "is_valid_for", lambda *_: True)
 
 
 def a_write_skew(patch: pytest.MonkeyPatch) -> None:
@@ -67,9 +67,9 @@ def an_answer_that_is_old(patch: pytest.MonkeyPatch) -> None:
     """What wrote nothing is answered without a look at the head."""
 
     async def at_once(self: Any, group: Any, plan: Any, looked: Any) -> Any:
-        return {member for waiting in group for member in waiting.members}
+        return {table for operation in group for table in operation.participants}
 
-    patch.setattr(group.TableCommits, "_settled", at_once)
+    patch.setattr(group.TableCommits, "_unmoved", at_once)
 
 
 def a_forgotten_id(patch: pytest.MonkeyPatch) -> None:

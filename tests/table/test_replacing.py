@@ -55,8 +55,8 @@ def test_it_gives_what_a_dict_would(
         replacing.add(piece)
         while replacing.needs_old:
             replacing.add_old(next(old, None))
-            updates.append(replacing.take_gone())
-        updates += [replacing.take_gone(), replacing.take()]
+            updates.append(replacing.take_deletions())
+        updates += [replacing.take_deletions(), replacing.take()]
     found = [(*row,) for table in updates for row in ap.Updates(table, SCHEMA).rows()]
 
     after = {**({} if whole else before), **dict(entries)}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.table.transaction.transact import FROZEN_AFTER
+from aiopersist.table.transaction.transact import SNAPSHOT_AFTER
 from aiopersist.testing.faults import Faults, FaultyConsensus
 from tests.support.processes import Place
 from tests.table.kit import gated, table
@@ -314,7 +314,7 @@ async def test_a_transaction_that_only_reads_comes_through_beside_a_writer_that_
 
         async def late(tx: ap.Transaction) -> None:
             total = await sum_up(tx)
-            if len(times) > FROZEN_AFTER:  # in an attempt that had only read so far
+            if len(times) > SNAPSHOT_AFTER:  # in an attempt that had only read so far
                 faults.before = None
                 await tx.insert(a, "sum", total)
 

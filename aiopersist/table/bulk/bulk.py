@@ -2,18 +2,18 @@
 
 1. *Spill*: the entries go, chunk by chunk, to parts of their own in the blob store, sorted by key, with
    their number as time. No state names these parts; they are deleted at the end, or swept after a crash.
-2. *Stage*, without holding up other operations: the spilled entries are merged with the contents before the
-   upper of the view, both in key order. What changes, old values and new ones, becomes a staged batch.
-3. *Commit*, in a turn with the groups of the client. What other commits did since 2 to the same keys is taken
-   back by a *correction*, a second batch: the staged one replaces what was there before them. If they are too
-   large to be read, stage again; after `ROUNDS` times within the turn, where no other operation of the client
-   goes.
+2. *Stage*, while other operations go on: the spilled entries are merged with the contents before the upper of
+   the view, both in key order. The differences, old values and new ones, become a staged batch.
+3. *Commit*, in a turn with the groups of the client. The staged batch replaces the contents of step 2, so a
+   second batch, the *correction*, takes back the changes of other commits to the same keys since then. If
+   these are too large to read, stage again; after `ROUNDS` times in the turn, where no other operation of
+   the client goes on.
 
-If the entries replace all contents (`whole`), what has other keys is retracted, too, and a correction takes
-back all that others did meanwhile.
+If the entries replace all contents (`replaces_all`), other keys are retracted, too, and a
+correction takes back all other changes.
 
-A process that stood still for longer than its lease stages again; if the sweep has deleted the spilled
-entries meanwhile, they are spilled again, unless they came from an iterator (`EntriesExpired`).
+A process that stood still for longer than its lease stages again. If the sweep has deleted the spilled
+entries, it spills them again, unless they came from an iterator (`EntriesExpired`).
 
 Memory: that of two uploads and a merge (`settings.blob_target_size`, `settings.read_memory_bytes`).
 """
@@ -67,45 +67,45 @@ ROUNDS = 2  # of staging beside other operations
 
 
 class EntriesExpired(BatchExpired):
-    """The process stood still, and the sweep has deleted the spilled entries: spill them again."""
+    """The sweep deleted the spilled entries while the process stood still: spill them again."""
 
 
 class BeginAgain(Exception):  # never leaves the package
-    """What was committed since the batch was staged is too large to be read."""
+    """The commits since the batch was staged are too large to read."""
 
 
 @dataclass(eq=False)
 class Staging:
-    """What was staged, and what was committed since."""
+    """The staged batches, and the commits since then."""
 
-    need: HistoryPin
-    """Holds since at `seen` when it was staged."""
+    pin: HistoryPin
+    """Holds since at the `upper` at which it was staged."""
     batches: list[StagedBatch]
-    """What replaces the contents, then corrections."""
-    seen: Antichain
-    """Everything before it is reckoned with: contents, then updates."""
+    """The batch that replaces the contents, then corrections."""
+    upper: Antichain
+    """The batches and `correction` cover the contents before it."""
     correction: list[pa.Table] = field(default_factory=list)
-    """The updates since then to the same keys, taken back, of which there is no batch yet."""
+    """Updates that take back later commits to the same keys, and are in no batch yet."""
 
 
 @dataclass(eq=False)
 class Bulk:
-    """See the header. One put; `close` deletes what was not appended."""
+    """See the header. One put; `close` deletes everything that was not appended."""
 
-    member: TableParticipant
+    participant: TableParticipant
     turn: asyncio.Lock
     """The turn of the groups of the client."""
     transactions: Mapping[str, int] = field(default_factory=dict)
     once: Once = field(default_factory=Once)
-    whole: bool = False
-    """Whether the entries become the contents: keys that are not among them are deleted."""
+    replaces_all: bool = False
+    """Whether other keys are deleted."""
     _rows: int = 0
     _spill: Upload | None = None
     _spilled: HollowBatch | None = None
     _registration: Registration | None = None
     _staging: Staging | None = None
-    _mine: dict[str, bool] = field(default_factory=dict)
-    """Of keys that others changed meanwhile, whether they are among the entries."""
+    _is_own_key: dict[str, bool] = field(default_factory=dict)
+    """Whether the keys that others changed meanwhile are among the entries."""
     _committing: asyncio.Task[Done | Repeated] | None = None
     _is_abandoned: bool = False
 
@@ -114,9 +114,9 @@ class Bulk:
     async def add(self, entries: pa.Table) -> None:
         """Spill entries, as columns `key` and `val`. Of several values of a key the last counts."""
         if self._spill is None:
-            self._registration = await self.member.writer.begin_batch()
-            self._spill = self.member.writer.context.upload(minimum(None), self._registration)
-        table = await self.compute(numbered, entries, self._rows, self.member.view.kind.schema)
+            self._registration = await self.participant.writer.begin_batch()
+            self._spill = self.participant.writer.context.upload(minimum(None), self._registration)
+        table = await self.compute(numbered, entries, self._rows, self.participant.view.table_schema.schema)
         self._rows += table.num_rows
         await self._spill.add(table)
 
@@ -127,26 +127,21 @@ class Bulk:
         rounds = 0
         while True:
             rounds += 1
-            alone = rounds > ROUNDS
+            exclusive = rounds > ROUNDS
             try:
-                if not alone:
+                if not exclusive:
                     await self._stage()
                     await self._correct()  # most of it before the turn
-                work = self._commit(alone=alone)
+                work = self._commit(exclusive=exclusive)
                 self._committing = self._stack.supervisor.spawn(work, "commit a large put")
                 return await asyncio.shield(self._committing)
             except EntriesExpired:
                 raise
-            except (
-                BatchExpired,
-                BeginAgain,
-                LeaseExpired,
-                SinceViolation,
-            ):  # the process may have stood still
+            except (BatchExpired, BeginAgain, LeaseExpired, SinceViolation):  # it may have stood still
                 continue
 
     def close(self) -> None:
-        """Delete what was not appended; once that is known, if the caller was cancelled. Idempotent."""
+        """Delete everything that was not appended, once the outcome is known. Idempotent."""
         self._is_abandoned = True
         if self._committing is not None and not self._committing.done():
             self._committing.add_done_callback(lambda _: self.close())
@@ -162,99 +157,100 @@ class Bulk:
 
     async def _stage(self) -> None:
         self._drop_staging()
-        await self.member.catch_up()
-        view, writer = self.member.view, self.member.writer
+        await self.participant.view.catch_up()
+        view = self.participant.view
         upper = view.upper
-        need = await view.session.need(hold_for(upper, None), None)
+        time = max(last_before(upper) + 1, 0)
+        pin = await view.session.need(hold_for(upper, None), None)
         try:
-            registration = await writer.begin_batch()
-            try:
-                batch = await self._staged(upper, registration)
-            finally:
-                registration.release()
+            with progress("merge", self._rows, "rows") as progressing:
+                batch = await self._batch_of(self._replacing(upper, time, progressing), upper, time)
         except BaseException:
-            view.session.hold.drop(need)
+            view.session.hold.drop(pin)
             raise
-        self._staging = Staging(need, [batch], upper)
+        self._staging = Staging(pin, [batch], upper)
 
-    async def _staged(self, upper: Antichain, registration: Registration) -> StagedBatch:
-        context = self.member.writer.context
-        upload = context.upload(upper, registration)
+    async def _batch_of(
+        self, updates: AsyncGenerator[pa.Table, None], lower: Antichain, time: int
+    ) -> StagedBatch:
+        """The updates at `time` as a batch."""
+        context, registration = self.participant.writer.context, await self.participant.writer.begin_batch()
+        upload = context.upload(lower, registration)
         try:
-            time = max(last_before(upper) + 1, 0)
-            with progress("merge", self._rows, "rows") as told:
-                async with aclosing(self._replacing(upper, time, told)) as found:
-                    async for updates in found:
-                        await upload.add(updates)
+            async with aclosing(updates) as tables:
+                async for table in tables:
+                    await upload.add(table)
             return StagedBatch(context, registration, await upload.finish(successor(time)))
         except BaseException:
             upload.discard()
             raise
+        finally:
+            registration.release()
 
     async def _replacing(
-        self, upper: Antichain, time: int, told: Progressing
+        self, upper: Antichain, time: int, progressing: Progressing
     ) -> AsyncGenerator[pa.Table, None]:
-        """The updates at `time` that make the entries the contents of their keys."""
-        view = self.member.view
-        replacing = (ReplacingAll if self.whole else Replacing)(view.kind.schema, time)
+        """The updates at `time` that replace the contents by the entries."""
+        view = self.participant.view
+        replacing = (ReplacingAll if self.replaces_all else Replacing)(view.table_schema.schema, time)
         async with AsyncExitStack() as stack:
             old: AsyncIterator[pa.RecordBatch] | None = None
             if upper != minimum(None):
                 snapshot = await view.session.snapshot(last_before(upper), wait=False)
                 old = (await stack.enter_async_context(snapshot)).batches()
-                if self.whole:
-                    told.tell(0, self._rows + (await snapshot.stats()).updates_max)
+                if self.replaces_all:
+                    progressing.tell(0, self._rows + (await snapshot.stats()).updates_max)
             runs = plan_runs(self._named)
             new = await stack.enter_async_context(
                 aclosing(merged(self._fetch, runs, Selection(), "", final=False))
             )
             async for table in _with_end(self._while_there(new)):
                 await self.compute(replacing.add, table)
-                told.advance(table.num_rows if table is not None else 0)
+                progressing.advance(table.num_rows if table is not None else 0)
                 while old is not None and replacing.needs_old:
                     batch = await anext(old, None)
                     await self.compute(replacing.add_old, batch)
-                    told.advance(batch.num_rows if batch is not None and self.whole else 0)
+                    progressing.advance(batch.num_rows if batch is not None and self.replaces_all else 0)
                     old = None if batch is None else old
-                    if (gone := replacing.take_gone()).num_rows:
-                        yield gone
-                for updates in (replacing.take_gone(), await self.compute(replacing.take)):
+                    if (deletions := replacing.take_deletions()).num_rows:
+                        yield deletions
+                for updates in (replacing.take_deletions(), await self.compute(replacing.take)):
                     if updates.num_rows:
                         yield updates
 
     # --- commit ----------------------------------------------------------------------------------
 
-    async def _commit(self, *, alone: bool) -> Done | Repeated:
-        member = self.member
+    async def _commit(self, *, exclusive: bool) -> Done | Repeated:
+        participant = self.participant
         async with self.turn:
-            await fairness.yield_to_others([member.register])
-            if alone:
+            await fairness.yield_to_others([participant.register])
+            if exclusive:
                 await self._stage()
             while True:
                 now = await self._stack.clock.now()
-                repeat = repeat_of(member.state, now, self)
+                repeat = repeat_of(participant.state, now, self)
                 if repeat is not None:
                     return Repeated(repeat.time)
-                races = {member.register: member.register.seqno}
+                races = {participant.register: participant.register.seqno}
                 staging = await self._correct()
-                if staging.seen != member.state.upper:  # more came meanwhile
+                if staging.upper != participant.state.upper:  # there were more commits meanwhile
                     await fairness.lost(races)
                     continue
-                member.check_schema()
-                if self._is_abandoned:  # its caller was cancelled before anything was sent
+                participant.check_schema()
+                if self._is_abandoned:  # the caller was cancelled before anything was sent
                     raise asyncio.CancelledError
                 if not self._has_changes(staging):
-                    await member.look()
-                    if member.state.upper == staging.seen:
-                        return Done(last_complete(staging.seen), None)
+                    await participant.look()
+                    if participant.state.upper == staging.upper:
+                        return Done(last_complete(staging.upper), None)
                     continue
-                time = max(micros(now), self._stack.clock.seen, last_before(staging.seen) + 1)
+                time = max(micros(now), self._stack.clock.seen, last_before(staging.upper) + 1)
                 try:
                     await self._append(staging, time)
                 except (UpperMismatch, RepeatedMark):
                     continue
-                with suppress(Error):  # it is in; the view follows later
-                    await member.catch_up()
+                with suppress(Error):  # it is durable; the view follows later
+                    await participant.view.catch_up()
                 return Done(time, None)
 
     def _has_changes(self, staging: Staging) -> bool:
@@ -262,9 +258,9 @@ class Bulk:
         return bool(is_marked or staging.correction or any(batch.hollow.parts for batch in staging.batches))
 
     async def _append(self, staging: Staging, time: int) -> None:
-        writer, lower, upper = self.member.writer, staging.seen, successor(time)
+        writer, lower, upper = self.participant.writer, staging.upper, successor(time)
         if staging.correction:
-            staging.batches.append(await self._corrected(staging, time))
+            staging.batches.append(await self._batch_of(self._correction_at(staging, time), lower, time))
             staging.correction = []
         batches = [Batch(staged) for staged in staging.batches]
         for batch in batches:
@@ -273,77 +269,68 @@ class Bulk:
         append = BatchesAppend(writer, lower, upper, batches, *marks, is_of_a_table=True)
         await append_all([append])
 
-    async def _corrected(self, staging: Staging, time: int) -> StagedBatch:
-        """The correction as a batch."""
-        context, registration = self.member.writer.context, await self.member.writer.begin_batch()
-        upload = context.upload(staging.seen, registration)
-        try:
-            table = concat(staging.correction, context.schema)
-            await upload.add(at_time(table, time, context.schema))
-            return StagedBatch(context, registration, await upload.finish(successor(time)))
-        except BaseException:
-            upload.discard()
-            raise
-        finally:
-            registration.release()
+    async def _correction_at(self, staging: Staging, time: int) -> AsyncGenerator[pa.Table, None]:
+        schema = self.participant.writer.context.schema
+        yield at_time(concat(staging.correction, schema), time, schema)
 
     async def _correct(self) -> Staging:
-        """Reckon with what was committed since, up to the newest state that this process knows when this is
-        called."""
-        staging, state = self._staging, self.member.state
+        """Add the corrections of commits up to the newest state that this process knows at the call."""
+        staging, state = self._staging, self.participant.state
         assert staging is not None
-        if staging.seen != state.upper:
+        if staging.upper != state.upper:
             table = await self._committed_since(staging, state)
-            if not self.whole:
-                table = await self._only_mine(table)
+            if not self.replaces_all:
+                table = await self._own_rows(table)
             diffs = pc.negate(table.column("diff"))
             if table.num_rows:
                 staging.correction.append(table.set_column(3, table.schema.field("diff"), diffs))
-            staging.seen = state.upper
+            staging.upper = state.upper
         return staging
 
     async def _committed_since(self, staging: Staging, state: State) -> pa.Table:
-        session = self.member.view.session
+        session = self.participant.view.session
         if state.finalized:
             raise ShardFinalized("it is finalized", shard_id=session.shard.id)
-        session.hold.check(staging.need.reader)
-        if size_of(parts_since(state, staging.seen)) > self._stack.settings.read_memory_bytes:
+        session.hold.check(staging.pin.reader)
+        if size_of(parts_since(state, staging.upper)) > self._stack.settings.read_memory_bytes:
             raise BeginAgain
-        table: pa.Table = await session.updates_since(staging.seen, state, staging.need.reader)
+        table: pa.Table = await session.updates_since(staging.upper, state, staging.pin.reader)
         return table
 
-    async def _only_mine(self, table: pa.Table) -> pa.Table:
-        """The updates to keys that are to be put."""
+    async def _own_rows(self, table: pa.Table) -> pa.Table:
+        """The updates to keys of the entries."""
         texts = await self._keys_of(table)
-        unknown = [text for text in dict.fromkeys(texts) if text not in self._mine]
+        unknown = [text for text in dict.fromkeys(texts) if text not in self._is_own_key]
         if unknown:
-            mine = await self._among_entries(unknown)
-            self._mine.update((text, text in mine) for text in unknown)
-        return table.filter(pa.array([self._mine[text] for text in texts], pa.bool_()))
+            own_keys = await self._among_entries(unknown)
+            self._is_own_key.update((text, text in own_keys) for text in unknown)
+        return table.filter(pa.array([self._is_own_key[text] for text in texts], pa.bool_()))
 
     async def _among_entries(self, keys: list[str]) -> set[str]:
-        """Those keys that are to be put."""
-        kind = self.member.view.kind
-        wanted = await self.compute(wanted_keys, kind, keys)
-        parts = await self.compute(Query(kind.schema, keys=wanted).matching, self._named)
-        selection = Selection(keys=wanted)
+        """The keys that entries have."""
+        table_schema = self.participant.view.table_schema
+        selected = await self.compute(wanted_keys, table_schema, keys)
+        parts = await self.compute(Query(table_schema.schema, keys=selected).matching, self._named)
+        selection = Selection(keys=selected)
         jobs = [partial(self._fetch.table, group, selection, "") for group in groups(parts)]
         at_once = self._stack.settings.fetch_max_outstanding_parts
         with self._reading_entries():
             tables = await run_bounded(at_once, jobs)
-        return set(await self._keys_of(concat(tables, kind.schema)))
+        return set(await self._keys_of(concat(tables, table_schema.schema)))
 
     async def _keys_of(self, table: pa.Table) -> list[str]:
         if not table.num_rows:
             return []
-        texts, _ = await self._stack.compute_few(table.nbytes, self.member.view.kind.texts, table)
+        texts, _ = await self._stack.compute_few(
+            table.nbytes, self.participant.view.table_schema.texts, table
+        )
         return texts  # type: ignore[no-any-return]
 
     # --- inside ----------------------------------------------------------------------------------
 
     @property
     def _stack(self) -> Any:
-        return self.member.writer.shard.stack
+        return self.participant.writer.shard.stack
 
     @property
     def compute(self) -> Any:
@@ -352,7 +339,7 @@ class Bulk:
 
     @property
     def _fetch(self) -> Fetch:
-        return self.member.view.session.fetch
+        return self.participant.view.session.fetch
 
     @property
     def _named(self) -> list[Named]:
@@ -364,9 +351,9 @@ class Bulk:
         """Around reads of the spilled entries."""
         try:
             yield
-        except LeaseExpired as error:  # no lease of a reader keeps them: the registration did
-            text = "the entries of the put were deleted, as its process stood still: put them again"
-            raise EntriesExpired(text, shard_id=self.member.writer.shard.id) from error
+        except LeaseExpired as error:  # only the registration kept them, no lease of a reader
+            text = "the entries of the put were deleted while the process stood still: put them again"
+            raise EntriesExpired(text, shard_id=self.participant.writer.shard.id) from error
 
     async def _while_there(self, tables: AsyncIterator[pa.Table]) -> AsyncGenerator[pa.Table, None]:
         with self._reading_entries():
@@ -376,11 +363,11 @@ class Bulk:
     def _drop_staging(self) -> None:
         staging, self._staging = self._staging, None
         if staging is not None:
-            self.member.view.session.hold.drop(staging.need)
+            self.participant.view.session.hold.drop(staging.pin)
             for staged in staging.batches:
                 staged.abandon()
             if any(staged.use is Use.BUSY for staged in staging.batches):
-                self._stack.supervisor.spawn(self.member.writer.idle(), "settle a large put")
+                self._stack.supervisor.spawn(self.participant.writer.idle(), "settle a large put")
 
 
 async def _with_end(tables: AsyncIterator[pa.Table]) -> AsyncGenerator[pa.Table | None, None]:

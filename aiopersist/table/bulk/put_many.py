@@ -1,4 +1,4 @@
-"""Puts of entries that come in chunks: in memory, while they are few, else as a large put (`bulk.py`)."""
+"""Puts of entries in chunks: few are put from memory, many by a large put (`bulk.py`)."""
 
 from __future__ import annotations
 
@@ -25,16 +25,22 @@ if TYPE_CHECKING:
 
 
 async def put_stream(
-    member: TableParticipant, group: TableCommits, entries: Any, transactions: Mapping[str, int], once: Once
+    participant: TableParticipant,
+    group: TableCommits,
+    entries: Any,
+    transactions: Mapping[str, int],
+    once: Once,
 ) -> Done | Repeated:
-    """Put entries of any number, at one time: in memory while they take less than
-    `settings.table_resident_bytes`, else as a `Bulk`."""
-    return await _begun_anew(entries, partial(_put_stream, member, group, entries, transactions, once))
+    """Put any number of entries at one time: from memory if they take less than
+    `settings.table_resident_bytes`, else by a `Bulk`."""
+    return await _begun_anew(entries, partial(_put_stream, participant, group, entries, transactions, once))
 
 
-async def replace_contents(member: TableParticipant, group: TableCommits, entries: Any) -> Done | Repeated:
-    """Make entries of any number the contents, at one time: keys that are not among them are deleted."""
-    return await _begun_anew(entries, partial(_replace_contents, member, group, entries))
+async def replace_contents(
+    participant: TableParticipant, group: TableCommits, entries: Any
+) -> Done | Repeated:
+    """Replace the contents by any number of entries, at one time: other keys are deleted."""
+    return await _begun_anew(entries, partial(_replace_contents, participant, group, entries))
 
 
 async def _begun_anew(entries: Any, put: Callable[[], Awaitable[Done | Repeated]]) -> Done | Repeated:
@@ -42,36 +48,44 @@ async def _begun_anew(entries: Any, put: Callable[[], Awaitable[Done | Repeated]
 
 
 async def _put_stream(
-    member: TableParticipant, group: TableCommits, entries: Any, transactions: Mapping[str, int], once: Once
+    participant: TableParticipant,
+    group: TableCommits,
+    entries: Any,
+    transactions: Mapping[str, int],
+    once: Once,
 ) -> Done | Repeated:
-    settings, kind = member.writer.shard.stack.settings, member.view.kind
-    bulk = Bulk(member, group.turn, transactions, once)
-    here: list[pa.Table] = []
+    settings, table_schema = participant.writer.shard.stack.settings, participant.view.table_schema
+    bulk = Bulk(participant, group.turn, transactions, once)
+    tables: list[pa.Table] = []
     size = rows = 0
     try:
-        async with aclosing(_tables(bulk, entries)) as tables:
-            async for table in tables:
-                here.append(table)
+        async with aclosing(_tables(bulk, entries)) as chunks:
+            async for table in chunks:
+                tables.append(table)
                 rows += table.num_rows
                 size += goodbytes(table) + ENTRY_BYTES * table.num_rows
                 if size > settings.table_resident_bytes:
-                    for some in here:
-                        await bulk.add(some)
-                    here.clear()
-        if not here:
-            return await bulk.put() if rows else await _put(member, group, {}, transactions, once)
-        texts: dict[str, str] = await bulk.compute(_texts, kind, here)
-        return await _put(member, group, texts, transactions, once)
+                    for chunk in tables:
+                        await bulk.add(chunk)
+                    tables.clear()
+        if not tables:
+            return await bulk.put() if rows else await _put(participant, group, {}, transactions, once)
+        texts: dict[str, str] = await bulk.compute(_texts, table_schema, tables)
+        return await _put(participant, group, texts, transactions, once)
     finally:
         bulk.close()
 
 
-async def _replace_contents(member: TableParticipant, group: TableCommits, entries: Any) -> Done | Repeated:
-    bulk = Bulk(member, group.turn, whole=True)
+async def _replace_contents(
+    participant: TableParticipant, group: TableCommits, entries: Any
+) -> Done | Repeated:
+    bulk = Bulk(participant, group.turn, replaces_all=True)
     try:
-        await bulk.add(empty_table(member.view.kind.schema.arrow_schema))  # there may be no entries
-        async with aclosing(_tables(bulk, entries)) as tables:
-            async for table in tables:
+        await bulk.add(
+            empty_table(participant.view.table_schema.schema.arrow_schema)
+        )  # there may be no entries
+        async with aclosing(_tables(bulk, entries)) as chunks:
+            async for table in chunks:
                 await bulk.add(table)
         return await bulk.put()
     finally:
@@ -80,25 +94,27 @@ async def _replace_contents(member: TableParticipant, group: TableCommits, entri
 
 async def _tables(bulk: Bulk, entries: Any) -> AsyncGenerator[pa.Table, None]:
     """Entries as columns, checked, chunk by chunk."""
-    kind, rows = bulk.member.view.kind, 0
-    size_max = bulk.member.writer.shard.stack.settings.update_size_max
-    async with aclosing(chunks_on_a_thread(kind.pairs(entries))) as chunks:
+    table_schema, rows = bulk.participant.view.table_schema, 0
+    size_max = bulk.participant.writer.shard.stack.settings.update_size_max
+    async with aclosing(chunks_on_a_thread(table_schema.pairs(entries))) as chunks:
         async for chunk in chunks:
-            table = await bulk.compute(kind.columns_of, chunk, size_max, rows)
+            table = await bulk.compute(table_schema.columns_of, chunk, size_max, rows)
             rows += table.num_rows
             yield table
 
 
 async def _put(
-    member: TableParticipant,
+    participant: TableParticipant,
     group: TableCommits,
     texts: Mapping[str, str],
     transactions: Mapping[str, int],
     once: Once,
 ) -> Done | Repeated:
     action = Put(texts)
-    return await group.do(PendingOperation((member,), action, (action.keys,), member, transactions, once))
+    return await group.do(
+        PendingOperation((participant,), action, (action.keys,), participant, transactions, once)
+    )
 
 
-def _texts(kind: Any, tables: Sequence[pa.Table]) -> dict[str, str]:
-    return {key: val for table in tables for key, val in zip(*kind.texts(table), strict=True)}
+def _texts(table_schema: Any, chunks: Sequence[pa.Table]) -> dict[str, str]:
+    return {key: val for table in chunks for key, val in zip(*table_schema.texts(table), strict=True)}

@@ -1,2 +1,3 @@
-"""The group commit. `operation` says what a put, update or insert reads and writes, `plan` what one commit
-makes of all that wait; both are pure. `participant` is a shard of the commit; `group` has the queue."""
+"""The group commit. `operation` has the reads and writes of a put, update or insert; `plan` applies all
+waiting operations to the views, for one commit. Both are pure. `participant` is a shard of the commit;
+`group` has the queue."""

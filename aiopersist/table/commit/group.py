@@ -1,18 +1,18 @@
-"""Group commit of tables: operations of one client that wait at the same moment share one commit, over all
-their shards, at one time.
+"""Group commit of tables: operations of one client that wait at the same moment share one commit at one time,
+over all their shards.
 
-A task of the client, the *leader*, takes all operations that wait. It applies them to the views in their
-order (`plan.py`): each sees what those before it did, and one that raises fails alone. Then it writes what
-that makes of each shard by one commit.
+A task of the client, the *leader*, takes all waiting operations. It applies them to the views in their order
+(`plan.py`): each sees the writes of those before it, and an operation that raises fails alone. Then one
+commit writes the changes of all shards.
 
-- The commit wins only if every shard is as it was planned. So a win proves, to each operation whose tables
-  take part, that what it read was so at the moment of the commit.
+- The commit wins only if no shard has changed since the plan. So a win proves, to each operation whose tables
+  take part, that its reads were valid at the moment of the commit.
 - If another client came first, the views catch up, and the operations whose reads changed run again.
-- An operation that wrote nothing, and one that raised, is answered only after a look at the head that was
-  sent after it began. One that read several tables needs a look at all of them which finds none moved: then
-  each was as it was read at the moment at which the look began.
+- An operation that wrote nothing, or raised, is answered only after a read of the head that was sent after
+  the operation began. If it read several tables, all their heads are read, and none has moved: then its reads
+  were valid at the moment at which these requests began.
 
-So no answer rests on a state older than the call.
+So each result reflects the state at or after the call.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from aiopersist.base.errors import (
     Unsupported,
     UpperMismatch,
 )
-from aiopersist.base.frontier import Antichain, successor
+from aiopersist.base.frontier import successor
 from aiopersist.base.resource import for_each, run_bounded
 from aiopersist.shard import fairness
 from aiopersist.shard.attempt import Attempt, Slot
@@ -47,17 +47,23 @@ from aiopersist.state.remembering import Remember
 from aiopersist.state.subscriptions import Ack
 from aiopersist.state.writing import RepeatedMark, last_complete
 from aiopersist.subscription.joint import JointAcks
-from aiopersist.table.commit.participant import Participant, WrittenParticipant, check_distinct
+from aiopersist.table.commit.participant import (
+    Participant,
+    TableParticipant,
+    WrittenParticipant,
+    check_distinct,
+)
 from aiopersist.table.commit.plan import Done, PendingOperation, Plan, Planned, Repeated, Speculation
 from aiopersist.table.view.contents import SLICE_KEYS
+from aiopersist.table.view.view import View
 from aiopersist.write.append import append_all
 from aiopersist.write.pending import PendingAppend
 
-OPERATIONS_MAX = 4096  # in a group: bounds how long the loop is busy with one
+OPERATIONS_MAX = 4096  # in a group: bounds the time for which a group keeps the loop busy
 LOOKS_AT_ONCE = 16  # heads read at the same time
 ANSWERS_AT_ONCE = 256  # calls that go on in one turn of the loop
 NOTHING: nullcontext[None] = nullcontext()
-ALONE_S = 1.0  # how long others wait for a transaction that runs alone
+EXCLUSIVE_S = 1.0  # for which others wait at most for an exclusive transaction
 
 
 class TableCommits:
@@ -68,99 +74,99 @@ class TableCommits:
         self._queue = GroupQueue[PendingOperation](
             stack.supervisor, "commit the operations of tables", self._carry_out_next
         )
-        self._taken: Sequence[PendingOperation] = ()
-        """They are about to be planned."""
-        self.ahead = Speculation(lambda: (*self._taken, *self._queue.waiting))
-        self._held: dict[PendingOperation, None] = {}
-        """They go once that which runs alone waits, too."""
-        self._alone = asyncio.Lock()
+        self._next_group: Sequence[PendingOperation] = ()
+        """The group that is planned next."""
+        self.speculation = Speculation(lambda: (*self._next_group, *self._queue.waiting))
+        self._held_back: dict[PendingOperation, None] = {}
+        """Operations that wait until an exclusive transaction has joined the queue."""
+        self._exclusive = asyncio.Lock()
         self._free = asyncio.Event()
-        """Whether nothing runs alone."""
+        """Set while no transaction is exclusive."""
         self._free.set()
         self.turn = asyncio.Lock()
-        """Held while operations are carried out: a group, or a large put."""
+        """A group or a large put holds it while it is carried out."""
         self._slots: defaultdict[Shard, Slot] = defaultdict(Slot)
-        """Of commits that move subscriptions, or record ids, in shards which they do not append to."""
+        """For commits that move subscriptions or record ids in shards to which they do not append."""
         self.stood_back_s = 0.0
-        """For how long it has let other clients go first, in all."""
+        """The total time for which it has let other clients go first."""
         self._together = True
-        """Whether the store writes several shards at one moment, as far as is known."""
+        """Whether the store can write several shards at one moment; `True` until it refuses."""
 
     @property
     def queueing(self) -> int:
         """How many operations wait for the next group."""
-        return len(self._queue.waiting) + len(self._held)
+        return len(self._queue.waiting) + len(self._held_back)
 
-    def do(self, waiting: PendingOperation) -> Awaitable[Done | Repeated]:
-        """Carry it out, and return once it is durable. A call that is cancelled before its group was taken
-        does nothing; later it may happen."""
-        self.add(waiting)
-        return self.answer(waiting)
+    def do(self, operation: PendingOperation) -> Awaitable[Done | Repeated]:
+        """Carry it out, and return once it is durable. A call that is cancelled before its group begins
+        writes nothing; later it may happen."""
+        self.add(operation)
+        return self.answer(operation)
 
-    def add(self, waiting: PendingOperation, *, alone: bool = False) -> None:
-        """Let it wait for the next group. `answer` must follow."""
-        waiting.origin = self._stack.tracing.origin()
-        if alone or self._free.is_set():
-            self._enqueue(waiting)
+    def add(self, operation: PendingOperation, *, exclusive: bool = False) -> None:
+        """Queue it for the next group. `answer` must follow."""
+        operation.origin = self._stack.tracing.origin()
+        if exclusive or self._free.is_set():
+            self._enqueue(operation)
         else:
-            self._held[waiting] = None
+            self._held_back[operation] = None
 
-    async def answer(self, waiting: PendingOperation) -> Done | Repeated:
+    async def answer(self, operation: PendingOperation) -> Done | Repeated:
         """Return once it is durable."""
         try:
-            return await waiting.answer
-        except BaseException:  # perhaps it is cancelled, and waits still
-            self._held.pop(waiting, None)
-            if self._queue.withdraw(waiting):
-                self.ahead.begin_anew()
+            return await operation.answer
+        except BaseException:  # it may be cancelled while it waits
+            self._held_back.pop(operation, None)
+            if self._queue.withdraw(operation):
+                self.speculation.begin_anew()
             raise
 
     @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
-        """Within it the operations of others of this client do not go before that of the caller; for
-        `ALONE_S` at most, as it may wait for them, also for one that is to run alone next. What waits already
-        goes first."""
-        await self._alone.acquire()
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Within it no other operation of this client overtakes the caller's, for `EXCLUSIVE_S` at most: the
+        caller may wait for one of them, even for the next exclusive one. Operations that wait already go
+        first."""
+        await self._exclusive.acquire()
         with ExitStack() as turn:
             turn.callback(self._let_go)
             self._free.clear()
-            limit = asyncio.get_running_loop().call_later(ALONE_S, turn.close)
+            limit = asyncio.get_running_loop().call_later(EXCLUSIVE_S, turn.close)
             turn.callback(limit.cancel)
             yield
 
     async def quiet(self) -> None:
-        """Within `alone`: wait until what waited before is decided, for `ALONE_S` at most."""
-        await self._queue.idle(ALONE_S)
+        """Within `exclusive`: wait until earlier operations are decided, for `EXCLUSIVE_S` at most."""
+        await self._queue.idle(EXCLUSIVE_S)
 
     async def free(self) -> None:
-        """Return once nothing runs alone, or that has taken its time."""
+        """Return once no transaction is exclusive, or its time is over."""
         await self._free.wait()
 
     def _let_go(self) -> None:
-        held, self._held = self._held, {}
-        for waiting in held:
-            self._enqueue(waiting)
+        operations, self._held_back = self._held_back, {}
+        for operation in operations:
+            self._enqueue(operation)
         self._free.set()
-        self._alone.release()
+        self._exclusive.release()
 
-    def _enqueue(self, waiting: PendingOperation) -> None:
-        self._queue.add(waiting)
-        self.ahead.came(waiting)
+    def _enqueue(self, operation: PendingOperation) -> None:
+        self._queue.add(operation)
+        self.speculation.came(operation)
 
     async def _carry_out_next(self) -> None:
         async with self.turn:
             await self._answered(self._queue.take(OPERATIONS_MAX))
 
     async def decided(self) -> None:
-        """Return once the operations that were taken before this call have happened, or never will."""
+        """Return once the group that was begun before this call has happened, or never will."""
         async with self.turn:
             return
 
     async def _answered(self, group: Sequence[PendingOperation]) -> None:
-        """Carry them out; each gets an answer, or the error."""
+        """Carry them out; each gets its result, or the error."""
         try:
             tracing = self._stack.tracing
-            with tracing.group(waiting.origin for waiting in group) if tracing.on else NOTHING:
+            with tracing.group(operation.origin for operation in group) if tracing.on else NOTHING:
                 try:
                     await self._in_rounds(group)
                 finally:
@@ -171,55 +177,55 @@ class TableCommits:
             InvalidUsage,
             ShardFinalized,
             Unsupported,
-            UpperMismatch,  # one that is closed
-        ) as error:  # of one of them: the others go on
-            await self._apart(group, error)
+            UpperMismatch,  # of a closed shard
+        ) as error:  # one operation caused it: the others go on
+            await self._split(group, error)
         except BaseException as error:
-            for waiting in group:
-                waiting.give(error)
+            for operation in group:
+                operation.give(error)
             if not isinstance(error, Exception):
                 raise
 
-    async def _apart(self, group: Sequence[PendingOperation], error: Error) -> None:
-        """A command was refused, so nothing was written: carry them out in smaller groups, by their shards,
-        then one by one."""
-        left = [waiting for waiting in group if not waiting.answer.done()]
+    async def _split(self, group: Sequence[PendingOperation], error: Error) -> None:
+        """A command was refused, and nothing was written: carry the operations out in smaller groups, first
+        by their shards, then one by one."""
+        rest = [operation for operation in group if not operation.answer.done()]
         by_shards: dict[frozenset[Participant], list[PendingOperation]] = {}
-        for waiting in left:
-            by_shards.setdefault(frozenset(waiting.shards), []).append(waiting)
-        if len(left) == 1:
-            left[0].give(error)
+        for operation in rest:
+            by_shards.setdefault(frozenset(operation.shards), []).append(operation)
+        if len(rest) == 1:
+            rest[0].give(error)
         elif len(by_shards) > 1:
             self._together = self._together and not isinstance(error, Unsupported)
-            for some in by_shards.values():
-                await self._answered(some)
+            for operations in by_shards.values():
+                await self._answered(operations)
         else:
-            for waiting in left:
-                await self._answered([waiting])
+            for operation in rest:
+                await self._answered([operation])
 
     def _plans(self, group: Sequence[PendingOperation], plan: Plan | None) -> None:
-        """This group has that plan, or none yet."""
-        self._taken = group if plan is None else plan.left
-        self.ahead.planned({} if plan is None else plan.overlays)
+        """The group has this plan, or none yet."""
+        self._next_group = group if plan is None else plan.rest
+        self.speculation.planned({} if plan is None else plan.overlays)
 
     async def _in_rounds(self, group: Sequence[PendingOperation]) -> None:
         looked: set[Participant] = set()
-        while group := [waiting for waiting in group if not waiting.answer.done()]:
+        while group := [operation for operation in group if not operation.answer.done()]:
             self._plans(group, None)
-            members = dict.fromkeys([member for waiting in group for member in waiting.shards])
-            if len(members) > 1:
-                if not self._together and len({frozenset(w.shards) for w in group}) > 1:
+            participants = dict.fromkeys([p for operation in group for p in operation.shards])
+            if len(participants) > 1:
+                if not self._together and len({frozenset(op.shards) for op in group}) > 1:
                     raise Unsupported("the store writes one shard at a time")
-                check_distinct(members)
-            registers = [member.register for member in members]
+                check_distinct(participants)
+            registers = [p.register for p in participants]
             if waited_s := await fairness.yield_to_others(registers):
                 self.stood_back_s += waited_s
-                await run_bounded(LOOKS_AT_ONCE, [member.look for member in members])
+                await run_bounded(LOOKS_AT_ONCE, [p.look for p in participants])
             fairness.begin(registers)
-            for member in members:
-                await member.catch_up()
+            for participant in participants:
+                await participant.view.catch_up()
             now = await self._stack.clock.now()
-            plan = await self._planned(group, members, now)
+            plan = await self._planned(group, participants, now)
             if plan is None:
                 continue
             if parts := plan.parts:
@@ -227,29 +233,29 @@ class TableCommits:
                     planned.check()
                 try:
                     time = await self._commit(parts, plan.acks, now)
-                except UpperMismatch as error:  # it follows a look at its shard
-                    looked.update(p.member for p in parts if p.member.shard.id == error.shard_id)
+                except UpperMismatch as error:  # raised after a read of the head of its shard
+                    looked.update(p.participant for p in parts if p.participant.shard.id == error.shard_id)
                     continue
-                except RepeatedMark:  # another client has recorded one of the ids meanwhile
+                except RepeatedMark:  # another client recorded one of the ids meanwhile
                     continue
                 except (InvalidUsage, OpaqueMismatch, SubscriptionExpired):
-                    if plan.acks.refusal() is not None:  # by now: then its operation is told by the next plan
+                    if plan.acks.refusal() is not None:  # the next plan tells its operation
                         continue
                     raise
                 await self._done(group, parts, time)
             else:
-                await self._answer([waiting for waiting in group if len(waiting.members) == 1], looked)
-                await self._answer(group, await self._settled(group, plan, looked))
+                await self._answer([op for op in group if len(op.participants) == 1], looked)
+                await self._answer(group, await self._unmoved(group, plan, looked))
 
     async def _planned(
-        self, group: Sequence[PendingOperation], members: Iterable[Participant], now: float
+        self, group: Sequence[PendingOperation], participants: Iterable[Participant], now: float
     ) -> Plan | None:
-        """The plan of the group, made in several turns of the loop; `None` if a view has moved meanwhile."""
+        """The plan of the group, made in several turns of the loop; `None` if a view changed meanwhile."""
         kept: ExitStack | None = None
         try:
-            if [member for member in members if not member.knows_all]:
-                await self._know(group, kept := ExitStack())
-            plan, began_at = Plan(group, now), {m.register: m.register.seqno for m in members}
+            if not all(p.view.is_resident for p in participants):
+                await self._fetch_keys(group, kept := ExitStack())
+            plan, began_at = Plan(group, now), {p.register: p.register.seqno for p in participants}
             for _ in plan.steps():
                 await self._stack.runtime.sleep(0)
             if plan.is_current:
@@ -262,76 +268,70 @@ class TableCommits:
             await fairness.lost(races)  # another client came meanwhile
         return None
 
-    async def _know(self, group: Sequence[PendingOperation], kept: ExitStack) -> None:
-        """Look up the keys that the group names and that views do not know, until no view has one. All of
-        them are kept, so this ends, and the plan finds them; a view may cease to have all meanwhile."""
-        keeping = set[Participant]()
+    async def _fetch_keys(self, group: Sequence[PendingOperation], kept: ExitStack) -> None:
+        """Look up the keys of the group that views do not have, until none is missing. All keys of the group
+        are kept, so this ends, and the plan finds them. A resident view may cease to be one meanwhile."""
+        named = [(p.view, keys) for op in group for p, keys in zip(op.participants, op.keys, strict=True)]
+        keeping = set[View]()
         while True:
-            parted = {m for waiting in group for m in waiting.members if not m.knows_all} - keeping
-            together: dict[Participant, dict[str, None]] = {member: {} for member in parted}
-            unknown: dict[Participant, dict[str, None]] = {}
-            for waiting in group:
-                for member, keys in zip(waiting.members, waiting.keys, strict=True):
-                    if member in parted and len(keys) > SLICE_KEYS:
-                        kept.enter_context(member.keeping(keys))
-                    elif member in parted:
-                        together[member].update(dict.fromkeys(keys))
-                    found = dict.fromkeys(member.unknown(keys))
-                    if found and unknown.setdefault(member, found) is not found:
-                        unknown[member].update(found)
-            for member, some in together.items():
-                kept.enter_context(member.keeping(some))
-            keeping |= parted
-            if not unknown:
+            partial_views = {view for view, _ in named if not view.is_resident} - keeping
+            to_keep: dict[View, dict[str, None]] = {view: {} for view in partial_views}
+            missing: dict[View, dict[str, None]] = {}
+            for view, keys in named:
+                if view in partial_views and len(keys) > SLICE_KEYS:
+                    kept.enter_context(view.keeping(keys))
+                elif view in partial_views:
+                    to_keep[view].update(dict.fromkeys(keys))
+                unknown = dict.fromkeys(view.contents.unknown(keys))
+                if unknown and missing.setdefault(view, unknown) is not unknown:
+                    missing[view].update(unknown)
+            for view, keys_of_view in to_keep.items():
+                kept.enter_context(view.keeping(keys_of_view))
+            keeping |= partial_views
+            if not missing:
                 return
-            jobs = [partial(member.know, keys) for member, keys in unknown.items()]
-            await run_bounded(LOOKS_AT_ONCE, jobs)
+            await run_bounded(LOOKS_AT_ONCE, [partial(view.fetch, keys) for view, keys in missing.items()])
 
     async def _done(self, group: Sequence[PendingOperation], parts: Sequence[Planned], time: int) -> None:
-        """The commit at `time` has these: let their views have it, all in one turn of the loop, since bodies
-        read them together (`transaction/consistent_read.py`), and answer."""
+        """The commit at `time` has these. Apply them to all views in one turn of the loop, since bodies read
+        several views as of one moment (`transaction/consistent_read.py`), and answer."""
         upper = successor(time)
+        tables = [(p.participant.view, p) for p in parts if isinstance(p.participant, TableParticipant)]
         try:
-            if max([len(planned.made.changes) for planned in parts]) <= SLICE_KEYS:
-                for planned in parts:
-                    planned.member.take(planned.lower, upper, planned.made.changes)
-                if settling := [task for planned in parts if (task := planned.member.settling)]:
-                    await asyncio.wait(settling)
-            else:
-                await self._take_many(parts, upper)
-        finally:  # it is durable, whatever becomes of the views
-            await self._answer(group, {planned.member for planned in parts}, time)
-
-    async def _take_many(self, parts: Sequence[Planned], upper: Antichain) -> None:
-        """The same where it takes long."""
-        async with AsyncExitStack() as prepared:
-            taking = [
-                planned.member.committed(planned.lower, upper, planned.made.changes) for planned in parts
-            ]
-            for take in [await prepared.enter_async_context(each) for each in taking]:
-                if take is not None:
-                    take()
+            if all(len(p.writes.changes) <= SLICE_KEYS for _, p in tables):
+                for view, p in tables:
+                    view.apply(p.lower, upper, p.writes.changes)
+                if tidying := [view.tidying for view, _ in tables if view.tidying]:
+                    await asyncio.wait(tidying)
+            else:  # it takes long
+                commits = [view.committed(p.lower, upper, p.writes.changes) for view, p in tables]
+                async with AsyncExitStack() as prepared:
+                    for apply in [await prepared.enter_async_context(commit) for commit in commits]:
+                        apply()
+        finally:  # it is durable, whatever happens to the views
+            await self._answer(group, {planned.participant for planned in parts}, time)
 
     async def _answer(
-        self, group: Iterable[PendingOperation], known: set[Participant], time: int | None = None
+        self, group: Iterable[PendingOperation], unmoved: set[Participant], time: int | None = None
     ) -> None:
-        """Answer those whose tables are known to be as they saw them, at `time`, or up to now."""
+        """Answer the operations whose tables have not moved since the plan, until `time`, or until now."""
         answers = [
-            partial(waiting.give_outcome, _time_of(waiting) if time is None else time)
-            for waiting in group
-            if known.issuperset(waiting.members)
+            partial(operation.give_outcome, _time_of(operation) if time is None else time)
+            for operation in group
+            if unmoved.issuperset(operation.participants)
         ]
         await for_each(answers, call, ANSWERS_AT_ONCE, self._stack.runtime)
 
-    async def _settled(
+    async def _unmoved(
         self, group: Iterable[PendingOperation], plan: Plan, looked: set[Participant]
     ) -> set[Participant]:
-        """Look at the tables of those that have no answer yet; returns those that are as they were planned:
-        every change of a table moves its upper."""
-        left = dict.fromkeys(m for waiting in group if not waiting.answer.done() for m in waiting.members)
-        await run_bounded(LOOKS_AT_ONCE, [member.look for member in left])
-        looked.update(left)
-        return {member for member in left if member.state.upper == plan.shards[member].lower}
+        """Read the heads of tables of operations without an answer; returns the tables that have not moved
+        since the plan: every change of a table moves its upper."""
+        open_ones = (op for op in group if not op.answer.done())
+        tables = dict.fromkeys(table for operation in open_ones for table in operation.participants)
+        await run_bounded(LOOKS_AT_ONCE, [table.look for table in tables])
+        looked.update(tables)
+        return {table for table in tables if table.state.upper == plan.shards[table].lower}
 
     async def _commit(self, parts: Sequence[Planned], acks: JointAcks, now: float) -> int:
         """Write these shards at one time, with `acks`, and return it."""
@@ -341,9 +341,9 @@ class TableCommits:
         records: list[Planned] = []
         has_acks = bool(acks)
         for planned in parts:
-            if isinstance(planned.member, WrittenParticipant):
-                to = acks.to(planned.member.shard) if has_acks else ()
-                appends.append(await self._append(planned, planned.member, to, time))
+            if isinstance(planned.participant, WrittenParticipant):
+                to = acks.to(planned.participant.shard) if has_acks else ()
+                appends.append(await self._append(planned, planned.participant, to, time))
             else:
                 records.append(planned)
         if not records and not has_acks:
@@ -352,41 +352,41 @@ class TableCommits:
         try:
             joined = [await self._remembered(planned, time) for planned in records]
             if has_acks:
-                joined += await acks.attempts({planned.member.shard for planned in parts}, self._slots)
+                joined += await acks.attempts({planned.participant.shard for planned in parts}, self._slots)
             with acks.sending() if has_acks else NOTHING:
                 await append_all(appends, joined, own_task=False)
-        finally:  # keep no shard but those whose attempts are to be settled
+        finally:  # keep only shards whose attempts are to be settled
             busy = {shard: slot for shard, slot in self._slots.items() if slot.busy}
             self._slots = defaultdict(Slot, busy)
         return time
 
     async def _remembered(self, planned: Planned, time: int) -> Attempt:
-        """What records the ids of the group in a shard that it does not append to, once an earlier such
-        commit is settled."""
-        shard, settings = planned.member.shard, self._stack.settings
+        """The attempt that records the ids of the group in a shard to which it does not append, once the
+        attempt before it is settled."""
+        shard, settings = planned.participant.shard, self._stack.settings
         await settle(self._slots[shard])
         once = Once(tuple(planned.hashes), settings.once_keep_s)
         command = Remember(planned.transactions, once, time, settings.txn_ids_max)
         return Attempt(shard.register, command, self._slots[shard])
 
-    async def settled(self, shard: Shard) -> None:
-        """Return once no commit of ids to `shard` is under way, and no outcome unknown."""
+    async def outcome_known(self, shard: Shard) -> None:
+        """Return once no commit of ids to `shard` is under way, and each outcome is known."""
         async with self.turn:
             if shard in self._slots:
                 await settle(self._slots[shard])
 
     async def _append(
-        self, planned: Planned, member: WrittenParticipant, acks: tuple[Ack, ...], time: int
+        self, planned: Planned, participant: WrittenParticipant, acks: tuple[Ack, ...], time: int
     ) -> PendingAppend:
         once = Once(tuple(planned.hashes), self._stack.settings.once_keep_s)
-        made, updates = planned.made, None
-        if made.changes or made.rows:
-            updates = await self._stack.compute_few(made.size, member.updates, made, time)
+        writes, updates = planned.writes, None
+        if writes.changes or writes.rows:
+            updates = await self._stack.compute_few(writes.size, participant.updates, writes, time)
         bounds, marks = (planned.lower, successor(time)), (planned.transactions, once)
-        return PendingAppend(member.writer, *bounds, updates, *marks, is_of_a_table=True, acks=acks)
+        return PendingAppend(participant.writer, *bounds, updates, *marks, is_of_a_table=True, acks=acks)
 
 
-def _time_of(waiting: PendingOperation) -> int:
-    """The last moment of which its tables are known."""
-    uppers = (last_complete(member.upper) for member in waiting.members)
+def _time_of(operation: PendingOperation) -> int:
+    """The last complete time of its tables in their views."""
+    uppers = (last_complete(participant.view.upper) for participant in operation.participants)
     return max(uppers, default=0)  # a body may raise before it touches a table

@@ -1,7 +1,6 @@
-"""Operations on one table: what each reads and writes, by key. Pure.
+"""Operations on one table: their reads and writes, by key. Pure.
 
-An operation runs against `Cells`, which remember what it read. If that is still so when it would run again,
-it need not.
+An operation runs against `Cells`, which record its reads. It runs again only if these have changed.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,10 +15,10 @@ from aiopersist.table.schema import TableSchema
 
 
 class Overlay(Struct, eq=False):
-    """The values of one table within a group: those of the view, and on top what operations wrote."""
+    """The values of one table within a group: those of the view, and on top the writes of operations."""
 
     before: Callable[[str], str | None]
-    """The value of a key in the view, of those that operations have named."""
+    """The value in the view of a key that operations have named."""
     written: dict[str, str | None] = {}
 
     def val_of(self, key: str) -> str | None:
@@ -32,9 +31,9 @@ class Cells:
     def __init__(self, overlay: Overlay) -> None:
         self._overlay = overlay
         self.read: dict[str, str | None] = {}
-        """What the operation has read, by key."""
+        """The values that the operation has read, by key."""
         self.written: dict[str, str | None] = {}
-        """What it has written, by key; `None`: deleted."""
+        """The values that it has written, by key; `None`: deleted."""
         self._size: int | None = None
 
     def get(self, key: str) -> str | None:
@@ -46,7 +45,7 @@ class Cells:
 
     @property
     def size(self) -> int:
-        """The characters of all that."""
+        """The number of characters of all these."""
         if self._size is None:
             vals = chain(self.written.values(), self.read.values())
             self._size = sum(map(len, self.written)) + sum(map(len, filter(None, vals)))
@@ -59,16 +58,16 @@ class Cells:
 
 
 class Conflicted(Exception):  # never leaves the package
-    """What a transaction read is no longer so; `keys` has what changed, with the names of the tables."""
+    """The reads of a transaction have changed; `keys` has the names of tables and the changed keys."""
 
     def __init__(self, keys: Sequence[tuple[str, Any]]) -> None:
-        super().__init__("what the transaction read has changed")
+        super().__init__("the reads of the transaction have changed")
         self.keys = keys
 
 
 Action: TypeAlias = Callable[..., Any]
-"""What an operation does: a function of the cells of its tables. It may run several times, and leaves nothing
-behind but what it writes."""
+"""The function of an operation on the cells of its tables. It may run several times, without other
+effects."""
 
 
 class Put(Struct, frozen=True):
@@ -78,7 +77,7 @@ class Put(Struct, frozen=True):
 
     @property
     def keys(self) -> Collection[str]:
-        """All that it may read or write."""
+        """The keys that it may read or write."""
         return self.entries.keys()
 
     def __call__(self, cells: Cells) -> None:
@@ -86,7 +85,7 @@ class Put(Struct, frozen=True):
 
 
 class Remove(Struct, frozen=True):
-    """Delete keys that have these values; `None`: that have any. The result is how many there were."""
+    """Delete keys that have these values; `None`: any value. The result is the number of deleted keys."""
 
     entries: Mapping[str, str | None]
 
@@ -95,16 +94,16 @@ class Remove(Struct, frozen=True):
         return self.entries.keys()
 
     def __call__(self, cells: Cells) -> int:
-        there = {key: cells.get(key) for key in self.entries}
-        gone = [key for key, val in there.items() if val is not None and self.entries[key] in (None, val)]
-        cells.written.update(dict.fromkeys(gone))
-        return len(gone)
+        current = {key: cells.get(key) for key in self.entries}
+        keys = [key for key, val in current.items() if val is not None and self.entries[key] in (None, val)]
+        cells.written.update(dict.fromkeys(keys))
+        return len(keys)
 
 
 class Insert(Struct, frozen=True):
     """Give a key a value, unless it has one."""
 
-    kind: TableSchema[Any, Any]
+    schema: TableSchema[Any, Any]
     key: str
     val: str
 
@@ -114,14 +113,14 @@ class Insert(Struct, frozen=True):
 
     def __call__(self, cells: Cells) -> None:
         if cells.get(self.key) is not None:
-            raise KeyExists(self.kind.keys([self.key])[0], table=self.kind.name)
+            raise KeyExists(self.schema.keys([self.key])[0], table=self.schema.name)
         cells.written[self.key] = self.val
 
 
 class Revise(Struct, frozen=True):
-    """Replace the value of a key by what a user's function makes of it."""
+    """Replace the value of a key by the result of a user's function."""
 
-    kind: TableSchema[Any, Any]
+    schema: TableSchema[Any, Any]
     key: str
     change: Callable[[Any], Any]
     size_max: int
@@ -132,26 +131,26 @@ class Revise(Struct, frozen=True):
 
     def __call__(self, cells: Cells) -> Any:
         text = cells.get(self.key)
-        old = None if text is None else self.kind.val(text)
+        old = None if text is None else self.schema.val(text)
         new = call_plain(self.change, old)
         if new is None:
             cells.written[self.key] = None
             return None
-        cells.written[self.key] = changed = self.kind.val_text(new)
-        self.kind.check_size(self.key, changed, self.size_max)
-        return self.kind.val(changed)
+        cells.written[self.key] = changed = self.schema.val_text(new)
+        self.schema.check_size(self.key, changed, self.size_max)
+        return self.schema.val(changed)
 
 
 class RunOutcome(Struct, eq=False):
-    """What one run of an action gave."""
+    """The outcome of one run of an action."""
 
     cells: list[Cells]
-    """Of each of its tables."""
+    """One for each table."""
     result: Any = None
     error: BaseException | None = None
 
-    def is_still_so(self, overlays: Sequence[Overlay]) -> bool:
-        """Whether the action would do the same on these values."""
+    def is_valid_for(self, overlays: Sequence[Overlay]) -> bool:
+        """Whether the reads are the same on these values, and so the outcome."""
         return all(
             overlay.val_of(key) == val
             for cells, overlay in zip(self.cells, overlays, strict=True)
@@ -160,17 +159,18 @@ class RunOutcome(Struct, eq=False):
 
 
 def run(action: Action, overlays: Sequence[Overlay]) -> RunOutcome:
-    """Run it. One that raises writes nothing, whatever it raises: a future takes no `StopIteration`."""
+    """Run it. If it raises, it writes nothing."""
     cells = list(map(Cells, overlays))
     try:
         return RunOutcome(cells, action(*cells))
-    except BaseException as error:  # of the function of one user: the others go on
-        for some in cells:
-            some.written.clear()
+    except BaseException as error:  # of one user's function: the other operations go on
+        for table_cells in cells:
+            table_cells.written.clear()
         return RunOutcome(cells, error=_as_in_a_coroutine(error))
 
 
 def _as_in_a_coroutine(error: BaseException) -> BaseException:
+    """The error, as a coroutine raises it: a future takes no `StopIteration`."""
     if not isinstance(error, StopIteration):
         return error
     raised = RuntimeError("the function raised StopIteration")

@@ -1,10 +1,8 @@
-"""The shards that a group commit writes: tables, plain shards with a wall clock that transactions append to,
-and internal ones that remember the ids of transactions."""
+"""The shards that a group commit writes: tables, shards with a wall clock that transactions append to, and
+internal shards that remember the ids of transactions."""
 
-import asyncio
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -17,6 +15,7 @@ from aiopersist.data.updates.tiny import Tiny
 from aiopersist.shard.register import Register
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import State
+from aiopersist.table.view.contents import FullView
 from aiopersist.table.view.view import View
 from aiopersist.write.session import Session
 
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 
-class Made(Struct, eq=False):
-    """What a commit makes of one shard."""
+class ShardWrites(Struct, eq=False):
+    """The writes of one commit to one shard."""
 
     changes: Mapping[str, str | None] = {}
     """The net changes by key."""
@@ -33,16 +32,37 @@ class Made(Struct, eq=False):
     """The values that they replace."""
     rows: "list[pa.Table]" = []
     size: int = 0
-    """About its bytes."""
+    """The bytes of all that, an estimate."""
+
+
+class EmptyView:
+    """In place of a view, for a shard without keys: no key has a value."""
+
+    contents = FullView()
+    is_resident = True
+    tidying = None
+    version = 0
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    @property
+    def upper(self) -> Antichain:
+        """The upper of the newest state that this process knows."""
+        return self._shard.state.upper
+
+    async def catch_up(self) -> None:
+        """The upper follows by itself."""
 
 
 class Participant:
-    """One shard, as the group commit sees it."""
+    """One shard of a group commit."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
         self.register: Register = shard.register
         """Its newest state, and the races for the next one."""
+        self.view: View | EmptyView = EmptyView(shard)
 
     @property
     def state(self) -> State:
@@ -50,62 +70,12 @@ class Participant:
         return self.shard.state
 
     async def look(self) -> None:
-        """Read its head. One request, shared with others that wait."""
+        """Read the head. One request, shared with others that wait."""
         await self.shard.open()
 
     def check_schema(self) -> None:
-        """`CodecMismatch` if values may have fields by now that its writer does not know: it would retract
-        what is not there."""
-
-    @property
-    def upper(self) -> Antichain:
-        """The frontier at which it is planned."""
-        return self.state.upper
-
-    @property
-    def version(self) -> object:
-        """What is another one once the values before `upper` may be others."""
-        return self.upper
-
-    @property
-    def knows_all(self) -> bool:
-        """Whether no key is ever unknown."""
-        return True
-
-    def unknown(self, keys: Iterable[str]) -> list[str]:
-        """Those keys whose values must be looked up before `val_of`."""
-        return []
-
-    def keeping(self, keys: Collection[str]) -> AbstractContextManager[None]:
-        """Within it these keys stay known, once they are."""
-        return nullcontext()
-
-    async def know(self, keys: Collection[str]) -> None:
-        """Look up the unknown ones of keys that are kept."""
-        assert not self.unknown(keys)
-
-    @property
-    def val_of(self) -> Callable[[str], str | None]:
-        """Gives the value of a known key before `upper`, as text."""
-        return lambda key: None
-
-    async def catch_up(self) -> None:
-        """Move `upper` to that of the newest state that this process knows."""
-
-    def take(self, lower: Antichain, upper: Antichain, changes: Mapping[str, str | None]) -> None:
-        """A commit of this process replaced `lower` by `upper`, with these few changes."""
-
-    @property
-    def settling(self) -> "asyncio.Task[None] | None":
-        """What puts in order what was taken, if that goes on: the next changes take longer until its end."""
-        return None
-
-    def committed(
-        self, lower: Antichain, upper: Antichain, changes: Mapping[str, str | None]
-    ) -> AbstractAsyncContextManager[Callable[[], None] | None]:
-        """A commit of this process replaced `lower` by `upper`, with these changes. It prepares what takes
-        long and gives what takes them, in one turn of the loop; `None` if nothing need be done."""
-        return nullcontext()
+        """`CodecMismatch` if values may have fields that the writer does not know: its retractions would miss
+        them."""
 
 
 class RecordParticipant(Participant):
@@ -120,12 +90,14 @@ class WrittenParticipant(Participant):
         self.writer = writer
 
     @abstractmethod
-    def updates(self, made: Made, time: int) -> "pa.Table | Tiny":
-        """The updates of a commit at `time`, if there are any."""
+    def updates(self, writes: ShardWrites, time: int) -> "pa.Table | Tiny":
+        """The updates of a commit at `time`. There are some."""
 
 
 class TableParticipant(WrittenParticipant):
     """A table."""
+
+    view: View
 
     def __init__(self, view: View, writer: Session) -> None:
         super().__init__(writer)
@@ -136,55 +108,14 @@ class TableParticipant(WrittenParticipant):
             stored = self.shard.schema(self.state.schema_id)
             raise mismatch(stored, self.writer.schema, shard_id=self.shard.id)
 
-    @property
-    def upper(self) -> Antichain:
-        return self.view.upper
-
-    @property
-    def version(self) -> object:
-        return self.view.upper, self.view.version
-
-    @property
-    def knows_all(self) -> bool:
-        return self.view.is_resident
-
-    def unknown(self, keys: Iterable[str]) -> list[str]:
-        return self.view.unknown(keys)
-
-    def keeping(self, keys: Collection[str]) -> AbstractContextManager[None]:
-        return self.view.keeping(keys)
-
-    async def know(self, keys: Collection[str]) -> None:
-        await self.view.know(keys)
-
-    @property
-    def val_of(self) -> Callable[[str], str | None]:
-        return self.view.held.val_of
-
-    async def catch_up(self) -> None:
-        await self.view.catch_up()
-
-    def updates(self, made: Made, time: int) -> "pa.Table | Tiny":
-        given = made.changes, made.old, time
-        return self.view.kind.few_updates(*given) or self.view.kind.updates(*given)
-
-    def take(self, lower: Antichain, upper: Antichain, changes: Mapping[str, str | None]) -> None:
-        self.view.take(lower, upper, changes)
-
-    @property
-    def settling(self) -> "asyncio.Task[None] | None":
-        return self.view.settling
-
-    def committed(
-        self, lower: Antichain, upper: Antichain, changes: Mapping[str, str | None]
-    ) -> AbstractAsyncContextManager[Callable[[], None]]:
-        return self.view.committed(lower, upper, changes)
+    def updates(self, writes: ShardWrites, time: int) -> "pa.Table | Tiny":
+        schema, changes, old = self.view.table_schema, writes.changes, writes.old
+        return schema.few_updates(changes, old, time) or schema.updates(changes, old, time)
 
 
 class ShardParticipant(WrittenParticipant):
-    """A shard without keys: rows are appended to it, of an older schema, too. Two are equal if their shard is
-    the same, and the schema of their rows: it has one version in a commit, whichever of its writers is
-    used."""
+    """A shard to which rows are appended, also of an older schema. Two are equal if they have the same shard
+    and the same schema of rows, whichever writers they use: a commit has one version of a shard."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShardParticipant) or self.shard is not other.shard:
@@ -194,16 +125,16 @@ class ShardParticipant(WrittenParticipant):
     def __hash__(self) -> int:
         return hash(self.shard.id)
 
-    def updates(self, made: Made, time: int) -> "pa.Table":
-        return at_time(concat(made.rows, self.writer.schema), time, self.writer.schema)
+    def updates(self, writes: ShardWrites, time: int) -> "pa.Table":
+        return at_time(concat(writes.rows, self.writer.schema), time, self.writer.schema)
 
 
-def check_distinct(members: Collection[Participant]) -> None:
-    """`InvalidUsage` if two views of one table take part: it has one version in a commit."""
-    seen: set[Shard] = set()
-    for member in members:
-        shard = member.shard
-        if shard in seen:
+def check_distinct(participants: Collection[Participant]) -> None:
+    """`InvalidUsage` if two views of one table take part: a commit has one version of a shard."""
+    shards: set[Shard] = set()
+    for participant in participants:
+        shard = participant.shard
+        if shard in shards:
             text = f"{shard.label} takes part twice: by its name and its id, or with two types"
             raise InvalidUsage(UsageKind.INVALID_APPEND, text, shard_id=shard.id)
-        seen.add(shard)
+        shards.add(shard)

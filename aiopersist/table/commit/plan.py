@@ -1,22 +1,22 @@
-"""What one commit of a group makes of each shard: operations applied to views, in their order. Pure.
+"""The plan of a group commit: operations applied to views, in their order. And the speculation: the contents
+of tables if all undecided operations of this client succeed. Pure.
 
-What tables hold once the operations of this client that are undecided have happened.
+Transactions read the speculation. Each sees the writes of those before it, so many transactions on the same
+keys share one commit. It has two layers over the views: the plan that is being committed, and the operations
+that wait for the next group, in their order.
 
-Transactions read it: each sees what those before it make, so that many which want the same keys share one
-commit. It lies on the views in two layers: the plan of the group that is being committed, and on top the
-operations that wait for the next one, in their order, each as it would run by now.
+It may be wrong: another client may come first, and an operation may be cancelled, or fail. The group commit
+compares the reads of a transaction with the views, so a wrong speculation costs an attempt, never a wrong
+result.
 
-It is a guess. Another client may come first, and an operation may be cancelled, or fail. The group commit
-compares what a transaction read with what is so, so a wrong guess costs an attempt, and is never an answer.
+No body may see values that never existed at one moment. Therefore
 
-No body may see what never could be so at one moment. Therefore
+- an operation whose own reads differ in the speculation adds nothing to it;
+- it begins anew when a view below it changes: by a commit of another process, or a large put;
+- a transaction reads it only if its views and those of the transaction show one moment together
+  (`transaction/consistent_read.py`).
 
-- an operation whose own reads do not fit into the guess adds nothing to it;
-- the guess begins anew once a view that it rests on changes: by a commit of another process, or a large put;
-- it serves a transaction only if all views that it rests on show one moment with those that the transaction
-  reads (`transaction/consistent_read.py`).
-
-Operations that read ranges add nothing: they are compared by the changes of views.
+Operations that read ranges add nothing: their reads are compared by the changes of views.
 """
 
 import asyncio
@@ -35,14 +35,14 @@ from aiopersist.state.writing import repeat_of
 from aiopersist.subscription.joint import JointAck, JointAcks, refusal
 from aiopersist.subscription.order import Acknowledging
 from aiopersist.table.commit.operation import Action, Conflicted, Overlay, RunOutcome, run
-from aiopersist.table.commit.participant import Made, Participant, TableParticipant
+from aiopersist.table.commit.participant import Participant, ShardWrites, TableParticipant
 from aiopersist.table.view.contents import SLICE_KEYS
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
 PLAN_BYTES = 16 * 1024 * 1024  # of the operations of one commit
-OPERATION_BYTES = 160  # what an operation costs beside its texts, as bytes
+OPERATION_BYTES = 160  # the cost of an operation beside its texts, as bytes
 
 
 class Repeated(NamedTuple):
@@ -53,7 +53,7 @@ class Repeated(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The operation is in at `time`."""
+    """The operation is durable, at `time`."""
 
     time: int
     result: Any
@@ -62,31 +62,31 @@ class Done(NamedTuple):
 class PendingOperation(Struct, eq=False):
     """One operation that waits for its answer."""
 
-    members: tuple[Participant, ...]
+    participants: tuple[TableParticipant, ...]
     """The tables that it reads or writes, in the order of the cells of `action`."""
     action: Action
     keys: Sequence[Collection[str]]
-    """Of each of them, the keys that it may read or write."""
+    """For each table, the keys that it may read or write."""
     marked_in: Participant
     """The shard that remembers its `transactions` and `once`."""
     transactions: Mapping[str, int] = {}
     once: Once = UNMARKED
     rows: "Mapping[Participant, Sequence[pa.Table]]" = {}
-    """What it appends to plain shards."""
+    """The rows that it appends to shards."""
     acks: tuple[JointAck, ...] = ()
     """The positions of subscriptions that move in the same commit."""
     acknowledging: Acknowledging | None = None
-    """The call that has these."""
+    """The call with these."""
     binds: bool = False
-    """Whether all its tables take part in the commit, also those that it only read."""
+    """Whether all its tables take part in the commit, also those that it only reads."""
     reruns: bool = False
-    """Whether `action` depends on more than the keys that it reads, so it runs for each plan."""
+    """Whether `action` depends on more than the keys that it reads, so that each plan runs it."""
     outcome: RunOutcome | None = None
-    """Of its last run, in a plan or in a guess."""
+    """Of its last run, in a plan or in the speculation."""
     planned: RunOutcome | None = None
-    """Of its run in the plan that is being made, or committed."""
+    """Of its run in the current plan."""
     origin: Any = None
-    """Where its caller stands in its trace."""
+    """The place of its caller in a trace."""
     answer: "asyncio.Future[Done | Repeated]" = None  # type: ignore[assignment]  # made with it
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class PendingOperation(Struct, eq=False):
 
     @property
     def size(self) -> int:
-        """About the bytes that it reads and writes, as far as it has run."""
+        """The bytes that it reads and writes in the plan, an estimate."""
         if self.planned is None:
             return 0
         size = sum([cells.size for cells in self.planned.cells])
@@ -106,12 +106,12 @@ class PendingOperation(Struct, eq=False):
     def shards(self) -> dict[Participant, None]:
         """All shards that it may touch."""
         marks = [self.marked_in] if self.transactions or self.once.hashes else []
-        return dict.fromkeys([*self.members, *self.rows, *marks])
+        return dict.fromkeys([*self.participants, *self.rows, *marks])
 
     def run_on(self, overlays: Sequence[Overlay]) -> RunOutcome:
-        """What it does on these values. It runs only if it has not yet, or what it read has changed."""
+        """Its outcome on these values. It runs only if it has not run yet, or its reads have changed."""
         outcome = self.outcome
-        if outcome is None or self.reruns or not outcome.is_still_so(overlays):
+        if outcome is None or self.reruns or not outcome.is_valid_for(overlays):
             outcome = self.outcome = run(self.action, overlays)
         return outcome
 
@@ -127,101 +127,103 @@ class PendingOperation(Struct, eq=False):
                 self.acknowledging.is_decided = True
 
     def give_outcome(self, time: int) -> None:
-        """The same of its own outcome, which is known to be right."""
+        """Return or raise its planned outcome in its call."""
         if self.planned is not None:
             error = self.planned.error
             self.give(Done(time, self.planned.result) if error is None else error)
 
 
 class Planned(Struct, eq=False):
-    """What a group makes of one shard."""
+    """The part of a plan for one shard."""
 
-    member: Participant
+    participant: Participant
     overlay: Overlay
     lower: Antichain
     joins: bool = False
-    """Whether it takes part without changes of its own."""
+    """Whether it takes part even without changes."""
     hashes: dict[str, None] = {}
     transactions: dict[str, int] = {}
-    made: Made = field(default_factory=Made)
+    writes: ShardWrites = field(default_factory=ShardWrites)
 
-    def settle(self) -> Iterator[None]:
-        """Make the net changes, some at a time: a key that has its value again is not among them."""
+    def consolidate(self) -> Iterator[None]:
+        """Compute the net changes, a slice at a time: without keys whose value is the old one again."""
         before, written = self.overlay.before, self.overlay.written
         changes: dict[str, str | None] = {}
         old: dict[str, str | None] = {}
-        done = 0
-        for number, (key, val) in enumerate(written.items()):
-            if (was := before(key)) != val:
-                changes[key], old[key] = val, was
-                self.made.size += len(key) + len(val or "") + len(was or "")
-            if number - done > SLICE_KEYS:
-                done = number
+        for number, (key, val) in enumerate(written.items(), 1):
+            if (old_val := before(key)) != val:
+                changes[key], old[key] = val, old_val
+                self.writes.size += len(key) + len(val or "") + len(old_val or "")
+            if number % SLICE_KEYS == 0:
                 yield
-        self.made.changes, self.made.old = changes, old
-        self.made.size += sum([rows.nbytes for rows in self.made.rows])
+        self.writes.changes, self.writes.old = changes, old
+        self.writes.size += sum([rows.nbytes for rows in self.writes.rows])
 
     @property
     def takes_part(self) -> bool:
-        """Whether the commit has a version of this shard."""
-        made = self.made
-        return bool(self.joins or made.changes or self.hashes or self.transactions or made.rows)
+        """Whether the commit writes a version of this shard."""
+        writes = self.writes
+        return bool(self.joins or writes.changes or self.hashes or self.transactions or writes.rows)
 
     def check(self) -> None:
-        """Raise if the shard takes no such commit: it is closed or dropped, or what changes has a newer
-        schema."""
+        """Raise if the shard cannot take the commit: it is closed or dropped, or its schema is newer than
+        the writer's."""
         if not self.lower.elements:
-            shard_id = self.member.shard.id
-            if self.member.state.finalized:
+            shard_id = self.participant.shard.id
+            if self.participant.state.finalized:
                 raise ShardFinalized("it is finalized", shard_id=shard_id)
             raise UpperMismatch(Antichain(0), self.lower, shard_id=shard_id)  # any int was expected
-        if self.made.changes:
-            self.member.check_schema()
+        if self.writes.changes:
+            self.participant.check_schema()
 
-    def knows(self, waiting: PendingOperation) -> bool:
-        """Whether the group has an operation of the same id, or of that application with no lesser number."""
-        known = self.transactions
-        return not self.hashes.keys().isdisjoint(waiting.once.hashes) or any(
-            number <= known[app] for app, number in waiting.transactions.items() if app in known
+    def has_marks_of(self, operation: PendingOperation) -> bool:
+        """Whether the plan has an operation with the same id, or of its application with at least its
+        number."""
+        planned = self.transactions
+        return not self.hashes.keys().isdisjoint(operation.once.hashes) or any(
+            number <= planned[app] for app, number in operation.transactions.items() if app in planned
         )
 
 
 class Plan:
-    """What a group makes of all shards: as many of its operations as take `PLAN_BYTES`; the others are
-    `left`."""
+    """The writes of a group to all shards: of as many operations as take `PLAN_BYTES`. The others are
+    `rest`."""
 
     def __init__(self, group: Iterable[PendingOperation], now: float) -> None:
-        self.left = [waiting for waiting in group if not waiting.answer.done()]
+        self.rest = [operation for operation in group if not operation.answer.done()]
         self.shards: dict[Participant, Planned] = {}
         self.acks = JointAcks()
         self._now = now
-        for waiting in self.left:  # all of one moment, whatever changes while the plan is made
-            waiting.planned = None
-            for member in waiting.shards:
-                self._of(member)
-        self._versions = {member: member.version for member in self.shards}
+        for operation in self.rest:  # the views as of one moment, also if one changes meanwhile
+            operation.planned = None
+            for participant in operation.shards:
+                self._of(participant)
+        self._versions = self._view_versions()
 
     def steps(self) -> Iterator[None]:
-        """Apply the operations in their order, a slice at a time. Those that were done before, and
-        transactions whose reads changed, are answered."""
-        left, self.left = self.left, []
+        """Apply the operations in their order, a slice at a time. Repeats, and transactions whose reads
+        changed, are answered."""
+        group, self.rest = self.rest, []
         size = done = 0
-        for number, waiting in enumerate(left):
+        for number, operation in enumerate(group):
             if size > PLAN_BYTES:
-                self.left = left[number:]
+                self.rest = group[number:]
                 break
-            self._add(waiting)
-            size += OPERATION_BYTES + waiting.size
+            self._add(operation)
+            size += OPERATION_BYTES + operation.size
             if size - done > SLICE_BYTES:
                 done = size
                 yield
         for planned in self.shards.values():
-            yield from planned.settle()
+            yield from planned.consolidate()
 
     @property
     def is_current(self) -> bool:
-        """Whether all is as it was when the plan began."""
-        return self._versions == {member: member.version for member in self._versions}
+        """Whether no view has changed since the plan began."""
+        return self._versions == self._view_versions()
+
+    def _view_versions(self) -> dict[Participant, tuple[Antichain, int]]:
+        return {p: (p.view.upper, p.view.version) for p in self.shards}
 
     @property
     def parts(self) -> list[Planned]:
@@ -230,121 +232,126 @@ class Plan:
 
     @property
     def overlays(self) -> dict[Participant, Overlay]:
-        """What it makes of each of them."""
-        return {member: planned.overlay for member, planned in self.shards.items()}
+        """The values of each shard after the plan."""
+        return {participant: planned.overlay for participant, planned in self.shards.items()}
 
-    def _of(self, member: Participant) -> Planned:
-        if member not in self.shards:
-            self.shards[member] = Planned(member, Overlay(member.val_of), member.upper)
-        return self.shards[member]
+    def _of(self, participant: Participant) -> Planned:
+        if participant not in self.shards:
+            self.shards[participant] = Planned(
+                participant, Overlay(participant.view.contents.val_of), participant.view.upper
+            )
+        return self.shards[participant]
 
-    def _add(self, waiting: PendingOperation) -> None:
-        if waiting.answer.done():
+    def _add(self, operation: PendingOperation) -> None:
+        if operation.answer.done():
             return
-        if waiting.transactions or waiting.once.hashes:
-            repeat = repeat_of(waiting.marked_in.state, self._now, waiting)
+        if operation.transactions or operation.once.hashes:
+            repeat = repeat_of(operation.marked_in.state, self._now, operation)
             if repeat is not None:
-                waiting.give(Repeated(repeat.time))
+                operation.give(Repeated(repeat.time))
                 return
-            if self.shards[waiting.marked_in].knows(waiting):  # it waits until the first one is decided
+            if self.shards[operation.marked_in].has_marks_of(
+                operation
+            ):  # it waits until the other is decided
                 return
-        if waiting.acks or waiting.acknowledging is not None:
-            if (error := self._refusal(waiting)) is not None:
-                waiting.give(error)
+        if operation.acks or operation.acknowledging is not None:
+            if (error := self._refusal(operation)) is not None:
+                operation.give(error)
                 return
-            if self.acks.passes(waiting.acks):  # it waits, too
+            if self.acks.passes(operation.acks):  # it waits, too
                 return
-        self._apply(waiting, [self.shards[member] for member in waiting.members])
+        self._apply(operation, [self.shards[participant] for participant in operation.participants])
 
-    def _refusal(self, waiting: PendingOperation) -> Exception | None:
-        """Why its subscriptions refuse it; a conflict if the turn of its acknowledgements comes later."""
-        if (error := refusal(waiting.acks)) is not None:
+    def _refusal(self, operation: PendingOperation) -> Exception | None:
+        """The error of its subscriptions; a conflict if the turn of its acknowledgements comes later."""
+        if (error := refusal(operation.acks)) is not None:
             return error
-        call = waiting.acknowledging
+        call = operation.acknowledging
         if call is None or (call.refusal is None and not self.acks.lacks(call)):
             return None
         return call.refusal or Conflicted(())
 
-    def _apply(self, waiting: PendingOperation, tables: Sequence[Planned]) -> None:
-        outcome = waiting.planned = waiting.run_on([planned.overlay for planned in tables])
+    def _apply(self, operation: PendingOperation, tables: Sequence[Planned]) -> None:
+        outcome = operation.planned = operation.run_on([planned.overlay for planned in tables])
         if outcome.error is not None:
             if isinstance(outcome.error, Conflicted):
-                waiting.give(outcome.error)
+                operation.give(outcome.error)
             return
         for planned, cells in zip(tables, outcome.cells, strict=True):
             planned.overlay.written.update(cells.written)
-            planned.joins |= waiting.binds
-        if waiting.acks or waiting.acknowledging is not None:
-            self.acks.take(waiting.acks, waiting.acknowledging)
-        for member, rows in waiting.rows.items():
-            self.shards[member].made.rows.extend(rows)
-        if waiting.transactions or waiting.once.hashes:
-            marked = self.shards[waiting.marked_in]
-            marked.hashes.update(dict.fromkeys(waiting.once.hashes))
-            marked.transactions.update(waiting.transactions)
+            planned.joins |= operation.binds
+        if operation.acks or operation.acknowledging is not None:
+            self.acks.take(operation.acks, operation.acknowledging)
+        for participant, rows in operation.rows.items():
+            self.shards[participant].writes.rows.extend(rows)
+        if operation.transactions or operation.once.hashes:
+            planned = self.shards[operation.marked_in]
+            planned.hashes.update(dict.fromkeys(operation.once.hashes))
+            planned.transactions.update(operation.transactions)
 
 
-TABLES_MAX = 8  # that it rests on: each read compares them
-OPERATIONS_MAX = 512  # in it: bounds how long the loop is busy with it
+TABLES_MAX = 8  # below the speculation: each read compares them
+OPERATIONS_MAX = 512  # in the speculation: bounds the time for which it keeps the loop busy
 
 
 class Speculation:
-    """See the header. One per client. `undecided` gives the operations that no plan has, in their order."""
+    """See the header. One per client. `undecided` gives the operations that are in no plan, in their
+    order."""
 
     def __init__(self, undecided: Callable[[], Iterable[PendingOperation]]) -> None:
         self._undecided = undecided
         self.version = 0
-        """Rises with every change of the guess."""
+        """Rises with every change."""
         self._planned: Mapping[Participant, Overlay] = {}
         self._planned_on: dict[TableParticipant, int] = {}
         self._overlays: dict[Participant, Overlay] = {}
         self._rests_on: dict[TableParticipant, int] = {}
-        """The tables, and the version of each view."""
+        """The tables below it, and the version of each view."""
         self._new: list[PendingOperation] = []
-        """They came after the others, and are not in the guess yet."""
+        """Operations that came last, and are not applied yet."""
         self._room = OPERATIONS_MAX
         self._is_stale = False
 
     def planned(self, overlays: Mapping[Participant, Overlay]) -> None:
-        """A plan with these changes, of the views as they are now, is being committed; or there is none."""
-        tables = [member for member in overlays if isinstance(member, TableParticipant)]
+        """A plan with these values, made on the current views, is being committed. Empty: there is none."""
+        tables = [p for p in overlays if isinstance(p, TableParticipant)]
         self._planned = overlays if len(tables) <= TABLES_MAX else {}
-        self._planned_on = {member: member.view.version for member in tables if self._planned}
+        self._planned_on = {participant: participant.view.version for participant in tables if self._planned}
         self._rests_on = dict(self._planned_on)
         self._is_stale = True
         self._new.clear()
 
     def begin_anew(self) -> None:
-        """What is undecided, or its order, has changed."""
+        """The undecided operations, or their order, have changed."""
         self._is_stale = True
         self._new.clear()
 
-    def came(self, waiting: PendingOperation) -> None:
-        """This operation came after the others."""
+    def came(self, operation: PendingOperation) -> None:
+        """The operation has joined the queue."""
         if not self._is_stale and self._room > len(self._new):
-            self._new.append(waiting)
+            self._new.append(operation)
 
     def refresh(self) -> Collection[TableParticipant]:
-        """Bring the guess up to date, and return the tables that it rests on."""
-        for member, version in self._rests_on.items():
-            if member.view.version != version:
+        """Bring it up to date, and return the tables below it."""
+        for participant, version in self._rests_on.items():
+            if participant.view.version != version:
                 self.planned({})
                 break
         if self._is_stale:
             self._is_stale = False
             self._begin()
         if self._new:
-            new, self._new = self._new, []
-            self._room -= len(new)
-            for waiting in new:
-                self._add(waiting)
+            operations, self._new = self._new, []
+            self._room -= len(operations)
+            for operation in operations:
+                self._add(operation)
             self.version += 1
         return self._rests_on.keys()
 
-    def val_of(self, member: TableParticipant, key: str) -> str | None:
-        """The value of a key that is known in the view, after `refresh`."""
-        overlay = self._overlays.get(member) or self._planned.get(member)
-        return member.view.val_of(key) if overlay is None else overlay.val_of(key)
+    def val_of(self, participant: TableParticipant, key: str) -> str | None:
+        """The value of a key that the view has in memory, after `refresh`."""
+        overlay = self._overlays.get(participant) or self._planned.get(participant)
+        return participant.view.contents.val_of(key) if overlay is None else overlay.val_of(key)
 
     def _begin(self) -> None:
         self._rests_on = dict(self._planned_on)
@@ -353,27 +360,30 @@ class Speculation:
         self._room = OPERATIONS_MAX
         self.version += 1
 
-    def _add(self, waiting: PendingOperation) -> None:
-        """Let it run, and add what it writes."""
-        members = [member for member in waiting.members if isinstance(member, TableParticipant)]
-        if waiting.reruns or waiting.answer.done() or len(self._rests_on.keys() | members) > TABLES_MAX:
+    def _add(self, operation: PendingOperation) -> None:
+        """Let it run, and add its writes."""
+        participants = operation.participants
+        tables = self._rests_on.keys() | participants
+        if operation.reruns or operation.answer.done() or len(tables) > TABLES_MAX:
             return
-        if any(member.unknown(keys) for member, keys in zip(waiting.members, waiting.keys, strict=True)):
+        if any(p.view.contents.unknown(keys) for p, keys in zip(participants, operation.keys, strict=True)):
             return
-        outcome = waiting.run_on([self._of(member) for member in waiting.members])
+        outcome = operation.run_on([self._of(participant) for participant in participants])
         if outcome.error is None and any(cells.written for cells in outcome.cells):
-            for member, cells in zip(waiting.members, outcome.cells, strict=True):
-                self._overlays[member].written.update(cells.written)
-            for member in members:
-                self._rests_on.setdefault(member, member.view.version)
+            for participant, cells in zip(participants, outcome.cells, strict=True):
+                self._overlays[participant].written.update(cells.written)
+            for participant in participants:
+                self._rests_on.setdefault(participant, participant.view.version)
 
-    def _of(self, member: Participant) -> Overlay:
-        if member not in self._overlays:
-            under = self._planned.get(member)
-            self._overlays[member] = Overlay(partial(_val_now, member) if under is None else under.val_of)
-        return self._overlays[member]
+    def _of(self, participant: Participant) -> Overlay:
+        if participant not in self._overlays:
+            plan = self._planned.get(participant)
+            self._overlays[participant] = Overlay(
+                partial(_val_now, participant) if plan is None else plan.val_of
+            )
+        return self._overlays[participant]
 
 
-def _val_now(member: Participant, key: str) -> str | None:
-    """The value of a key, whatever the view holds by now."""
-    return member.val_of(key)
+def _val_now(participant: Participant, key: str) -> str | None:
+    """The value of a key in the current contents of the view."""
+    return participant.view.contents.val_of(key)

@@ -1,2 +1,3 @@
-"""Transactions over tables: `transact` runs attempts of a body, `transaction` is what the body is given,
-`consistent_read` shows all views at one moment, `frozen` reads beside writers that never pause."""
+"""Transactions over tables. `transact` runs attempts of a body, `transaction` is the argument of the body,
+`consistent_read` brings views to one moment, and `snapshot_transaction` reads while others write without
+pause."""

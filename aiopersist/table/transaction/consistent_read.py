@@ -1,17 +1,17 @@
-"""Which views show one moment together.
+"""Brings several views to one moment, and tells whether they show one.
 
-There are two proofs of it:
+There are two proofs of that:
 
-- *By times.* All that one commit writes has one time, and each table that it read takes part in it; so the
+- *By times.* All writes of one commit have one time, and each table that it read takes part in it, so the
   order of times is a serial order. Views show a prefix of it if none has a change at or beyond the upper of
   another.
-- *By looks.* Where a look at all heads finds that none has moved since it was read before, each view was as
-  it is at the moment at which the look began.
+- *By heads.* If a read of all heads finds that none has moved since the read before, all views were valid at
+  the moment at which the second read began.
 
 A commit of this client moves all its views at once, so views that showed one moment still do.
 
-Where one table changes all the time and another one rests, neither proof may come about. Then the resting one
-is closed up to now, by an empty commit.
+If one table changes all the time and another one rests, both proofs may fail. Then an empty commit closes the
+resting one up to now.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ from aiopersist.state.writing import CloseTo
 from aiopersist.table.commit.group import LOOKS_AT_ONCE
 from aiopersist.table.commit.participant import TableParticipant
 
-CLOSES_AFTER = 3  # rounds of looks
-AHEAD_S = 0.01  # of now, so that it takes time until others change beyond it; doubles with each round
+CLOSES_AFTER = 3  # rounds of reads of the heads
+AHEAD_S = 0.01  # tables are closed up to now and this, so that later changes lie beyond; doubles each round
 AHEAD_MAX_S = 0.5
 
 
@@ -38,60 +38,60 @@ class ConsistentRead:
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
         self._foreign: dict[TableParticipant, int] = {}
-        """The views that show one moment, and how many commits of others each had taken."""
+        """The tables that show one moment, and the `foreign` of each view then."""
         self._turn = asyncio.Lock()
 
-    def holds(self, members: Collection[TableParticipant]) -> bool:
+    def holds(self, participants: Collection[TableParticipant]) -> bool:
         """Whether these views show one moment."""
-        return self._are_known(members) or _is_prefix(members)
+        return self._are_recorded(participants) or _is_prefix(participants)
 
-    def _are_known(self, members: Iterable[TableParticipant]) -> bool:
-        for member in members:  # noqa: SIM110  # each read asks, and a generator takes longer
-            if self._foreign.get(member) != member.view.foreign:
+    def _are_recorded(self, participants: Iterable[TableParticipant]) -> bool:
+        for participant in participants:  # noqa: SIM110  # each read calls it, and a generator takes longer
+            if self._foreign.get(participant) != participant.view.foreign:
                 return False
         return True
 
-    async def make(self, members: Collection[TableParticipant]) -> None:
-        """Bring these views to one moment. One request for each and round; a round more after each commit of
-        others, and a commit where these do not pause."""
-        if self._are_known(members):
+    async def make(self, participants: Collection[TableParticipant]) -> None:
+        """Bring these views to one moment. One request for each view and round; one more round after each
+        commit of others, and a commit if these do not pause."""
+        if self._are_recorded(participants):
             return
-        known = dict.fromkeys(members)
+        participants = dict.fromkeys(participants)
         async with self._turn:
             for number in count():
-                if self.holds(known):
+                if self.holds(participants):
                     break
-                before = [member.state.seqno for member in known]
-                if len(known) > 1:
-                    await run_bounded(LOOKS_AT_ONCE, [member.look for member in known])
-                for member in known:
-                    await member.catch_up()
-                if before == [member.state.seqno for member in known]:
+                before = [participant.state.seqno for participant in participants]
+                if len(participants) > 1:
+                    await run_bounded(LOOKS_AT_ONCE, [participant.look for participant in participants])
+                for participant in participants:
+                    await participant.view.catch_up()
+                if before == [participant.state.seqno for participant in participants]:
                     break
                 if number >= CLOSES_AFTER:
-                    await self._close(known, min(AHEAD_S * 2 ** (number - CLOSES_AFTER), AHEAD_MAX_S))
-            self._foreign = {member: member.view.foreign for member in known}
+                    await self._close(participants, min(AHEAD_S * 2 ** (number - CLOSES_AFTER), AHEAD_MAX_S))
+            self._foreign = {participant: participant.view.foreign for participant in participants}
 
-    async def _close(self, members: Collection[TableParticipant], ahead_s: float) -> None:
-        """Close the tables that are behind a change of another one."""
-        changed = _last_change(members)
+    async def _close(self, participants: Collection[TableParticipant], ahead_s: float) -> None:
+        """Close the tables whose upper is behind a change of another one."""
+        changed = _last_change(participants)
         now = micros(await self._stack.clock.now() + ahead_s)
-        for member in members:
-            if not changed <= member.view.upper:
+        for participant in participants:
+            if not changed <= participant.view.upper:
                 upper = changed.join(successor(now))
-                await commit(member.shard.register, CloseTo(upper))
-                await member.catch_up()
+                await commit(participant.shard.register, CloseTo(upper))
+                await participant.view.catch_up()
 
 
-def _last_change(members: Iterable[TableParticipant]) -> Antichain:
+def _last_change(participants: Iterable[TableParticipant]) -> Antichain:
     """The frontier before which all changes in these views lie."""
     last = Antichain(0)
-    for member in members:
-        last = last.join(member.view.changed)
+    for participant in participants:
+        last = last.join(participant.view.changed)
     return last
 
 
-def _is_prefix(members: Collection[TableParticipant]) -> bool:
-    """Whether the views show all commits up to some time, and none beyond."""
-    last = _last_change(members)
-    return all(last <= member.view.upper for member in members)
+def _is_prefix(participants: Collection[TableParticipant]) -> bool:
+    """Whether the views show all commits up to one time, and none beyond."""
+    last = _last_change(participants)
+    return all(last <= participant.view.upper for participant in participants)

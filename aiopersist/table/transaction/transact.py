@@ -1,7 +1,7 @@
-"""`client.transact`: runs a body until its transaction is committed, and remembers its id.
+"""`client.transact`: runs a body until its transaction is committed, and records its id.
 
-Ids of `once=` and numbers of `txn=` are kept per location, in one of 64 internal shards by hash: the tables
-of a repeat may be others than those of the first run. The shard joins the commit.
+The location remembers the ids of `once=` and numbers of `txn=`, in one of 64 internal shards by hash, since a
+repeat may use other tables than the first run. The shard takes part in the commit.
 """
 
 from collections.abc import Awaitable, Callable
@@ -25,21 +25,21 @@ from aiopersist.subscription.order import Acknowledging
 from aiopersist.subscription.subscription import JointCall
 from aiopersist.table.commit.group import NOTHING, TableCommits
 from aiopersist.table.commit.operation import Conflicted
-from aiopersist.table.commit.participant import Participant, RecordParticipant
+from aiopersist.table.commit.participant import RecordParticipant
 from aiopersist.table.commit.plan import PendingOperation, Repeated
 from aiopersist.table.open import OpenTables
 from aiopersist.table.transaction.consistent_read import ConsistentRead
-from aiopersist.table.transaction.frozen import Attempted, FrozenTransaction, freeze
+from aiopersist.table.transaction.snapshot_transaction import Attempts, SnapshotTransaction, commit_reads
 from aiopersist.table.transaction.transaction import RunAgain, Transaction
 from aiopersist.write.checks import Txn, check_marks, check_once
 
 T = TypeVar("T")
 
 RECORDS = 64  # shards for the ids of transactions: few enough to open, many enough not to be contended
-ALONE_AFTER = 3  # conflicts in a row
-QUIET_AFTER = 6  # conflicts: then what waits is decided before it runs alone
-WISHES_AFTER = 7  # conflicts, the last of them with other clients: they are asked to stand back
-FROZEN_AFTER = 6  # conflicts of a transaction that only reads: then it reads frozen tables
+EXCLUSIVE_AFTER = 3  # conflicts in a row: then attempts are exclusive
+QUIET_AFTER = 6  # conflicts: then waiting operations are decided before an exclusive attempt
+WISHES_AFTER = 7  # conflicts, the last ones with other clients: then it asks them to stand back
+SNAPSHOT_AFTER = 6  # conflicts of a transaction that only reads: then it reads a snapshot
 PAUSE_S = 0.001  # after a conflict, with jitter; doubles with each
 PAUSE_MAX_S = 0.1
 
@@ -53,26 +53,26 @@ class TransactionRecords:
         self._shards = shards
         self._open: dict[str, RecordParticipant] = {}
 
-    async def member(self, mark: str) -> RecordParticipant:
+    async def participant(self, mark: str) -> RecordParticipant:
         """The shard for ids with that hash, created if it does not exist."""
         name = _record_of(mark)
-        if (known := self._open.get(name)) is None:
+        if (record := self._open.get(name)) is None:
             shard = self._shards.at(await resolve_or_create(self._shards.stack, name, RecordId), name)
             await shard.open_or_create(Schema(str, bool), Clock.WALL)
-            known = self._open.setdefault(name, RecordParticipant(shard))
-        return known
+            record = self._open.setdefault(name, RecordParticipant(shard))
+        return record
 
     async def happened(self, once: Once, group: TableCommits) -> int | None:
-        """The time of the transaction with that id, once no commit of `group` may record it. One request, one
-        more for the name."""
+        """The time of the transaction with that id, once no commit of `group` may still record it. One
+        request, and one for the name."""
         stack, name = self._shards.stack, _record_of(once.hashes[0])
-        found = await find(stack, name, RecordId)
-        if found is None:
+        shard_id = await find(stack, name, RecordId)
+        if shard_id is None:
             return None
-        shard = self._shards.at(found, name)
-        await group.settled(shard)
+        shard = self._shards.at(shard_id, name)
+        await group.outcome_known(shard)
         state = await shard.register.refresh()
-        if state is None:  # it was named by a client that did not come to create it
+        if state is None:  # a client named it, and has not created it
             return None
         return once.done_at(state.once, await stack.clock.now())
 
@@ -86,7 +86,7 @@ class Transactions:
 
     def __init__(self, tables: OpenTables) -> None:
         self._tables = tables
-        self._cut = ConsistentRead(tables.shards.stack)
+        self._consistent_read = ConsistentRead(tables.shards.stack)
         self._records = TransactionRecords(tables.shards)
 
     async def run(
@@ -97,7 +97,7 @@ class Transactions:
         call: JointCall | None,
         max_attempts: int | None,
     ) -> T | Repeated:
-        """See `Client.transact`; `call` has its acknowledgements, and is entered."""
+        """See `Client.transact`; `call`, which is entered, has its acknowledgements."""
         stack = self._tables.shards.stack
         warn_in_body(stack, "Client.transact", "all of it in one body", depth=4)
         if stack.readonly:
@@ -107,22 +107,22 @@ class Transactions:
         marks = _Marks(*check_marks(txn, once, stack.settings), call)
         await self._tables.ready()
         if (text := marks.text) is not None:
-            marks.member = member = await self._records.member(text)
-            if (repeat := await self._repeat(marks, look=not member.register.is_own)) is not None:
+            marks.participant = participant = await self._records.participant(text)
+            if (repeat := await self._repeat(marks, look=not participant.register.is_own)) is not None:
                 return repeat
         if marks.acks and (error := refusal(marks.acks)) is not None:
             raise error
         return await self._until_committed(body, marks, max_attempts)
 
     async def _repeat(self, marks: "_Marks", *, look: bool = True) -> Repeated | None:
-        """What a transaction gives that was done before. Without a look it may be that nobody here knows of
-        that: then its commit tells."""
-        member = marks.member
-        if member is None:
+        """The result of a transaction that was done before. Without `look`, this process may not know that
+        yet; then the commit tells."""
+        participant = marks.participant
+        if participant is None:
             return None
         if look:
-            await member.look()
-        repeat = repeat_of(member.state, await self._tables.shards.stack.clock.now(), marks)
+            await participant.look()
+        repeat = repeat_of(participant.state, await self._tables.shards.stack.clock.now(), marks)
         return None if repeat is None else Repeated(repeat.time)
 
     async def happened(self, once: str) -> int | None:
@@ -137,12 +137,12 @@ class Transactions:
     ) -> T | Repeated:
         runtime = self._tables.shards.stack.runtime
         keys: Any = []
-        seen, needs_s, started = Attempted(), 0.0, runtime.monotonic()
+        attempts, body_s, started = Attempts(), 0.0, runtime.monotonic()
         for attempt in count(1):
             try:
-                if attempt > FROZEN_AFTER and seen.may_be_frozen and not marks.are_any:
-                    return await self._read_frozen(body, seen)
-                return await self._in_turn(body, marks, seen, attempt)
+                if attempt > SNAPSHOT_AFTER and attempts.may_read_snapshot and not marks.are_any:
+                    return await self._run_on_snapshot(body, attempts)
+                return await self._attempt(body, marks, attempts, attempt)
             except Conflicted as conflict:
                 keys = conflict.keys
             except RunAgain as again:
@@ -151,63 +151,67 @@ class Transactions:
                 if (repeat := await self._repeat(marks)) is not None:
                     return repeat
                 raise Conflict(keys)
-            needs_s = max(needs_s, runtime.monotonic() - self._tables.group.stood_back_s - seen.began_at)
+            body_s = max(body_s, runtime.monotonic() - self._tables.group.stood_back_s - attempts.began_at)
             await runtime.sleep(runtime.uniform(0, min(PAUSE_S * 2**attempt, PAUSE_MAX_S)))
-            if attempt >= WISHES_AFTER and (registers := await seen.registers()):
-                await fairness.wish(registers, MARGIN * needs_s, runtime.monotonic() - started)
-                needs_s *= 2  # a body may take longer where nobody disturbs it
+            if attempt >= WISHES_AFTER and (registers := await attempts.registers()):
+                await fairness.wish(registers, MARGIN * body_s, runtime.monotonic() - started)
+                body_s *= 2  # a body may take longer without conflicts
         raise AssertionError("attempts do not end")
 
-    async def _in_turn(self, body: Body[T], marks: "_Marks", seen: Attempted, attempt: int) -> T | Repeated:
-        group, alone = self._tables.group, attempt > ALONE_AFTER
-        ahead = None if seen.reads_ranges or attempt > QUIET_AFTER else group.ahead
-        tx = Transaction(self._tables, self._cut, ahead)
+    async def _attempt(
+        self, body: Body[T], marks: "_Marks", attempts: Attempts, attempt: int
+    ) -> T | Repeated:
+        group, exclusive = self._tables.group, attempt > EXCLUSIVE_AFTER
+        speculation = None if attempts.reads_ranges or attempt > QUIET_AFTER else group.speculation
+        tx = Transaction(self._tables, self._consistent_read, speculation)
         try:
-            if alone:  # others wait for what runs alone, those for which it waits, too
+            if exclusive:  # later, operations for which it waits would wait for it
                 await marks.turn()
-            async with group.alone() if alone else NOTHING:
-                if alone and ahead is None:
+            async with group.exclusive() if exclusive else NOTHING:
+                if exclusive and speculation is None:
                     await group.quiet()
-                seen.began_at = self._tables.shards.stack.runtime.monotonic() - group.stood_back_s
-                result, error = await _ended(tx, body, self._tables.shards.stack)
+                attempts.began_at = self._tables.shards.stack.runtime.monotonic() - group.stood_back_s
+                result, error = await _run_body(tx, body, self._tables.shards.stack)
                 if error is not None and (repeat := await self._repeat(marks)) is not None:
-                    return repeat  # the error may come of that: it was done before
-                waiting = await _pending(tx, result, error, marks)
-                if waiting is not None:
-                    if not alone:
+                    return repeat  # the error may follow from the first run
+                operation = await _pending(tx, result, error, marks)
+                if operation is not None:
+                    if not exclusive:
                         await marks.turn()
                         await group.free()
-                    tx._check_ahead()
-                    group.add(waiting, alone=alone)
+                    tx._check_speculation()
+                    group.add(operation, exclusive=exclusive)
                     marks.queued(True)
-            if waiting is None:
-                return await _given(tx, result, error, marks)
-            done = await group.answer(waiting)
+            if operation is None:
+                return await _outcome_without_tables(tx, result, error, marks)
+            done = await group.answer(operation)
             tx.done_at = done.time
             return done if isinstance(done, Repeated) else done.result
         finally:
             marks.queued(False)
-            seen.add(tx)
+            attempts.add(tx)
             tx._close()
 
-    async def _read_frozen(self, body: Body[T], seen: Attempted) -> T:
-        """One attempt on frozen tables: what it saw needs no check."""
-        tx = FrozenTransaction(self._tables, self._cut, seen.touched, await freeze(self._tables, seen))
+    async def _run_on_snapshot(self, body: Body[T], attempts: Attempts) -> T:
+        """One attempt on a snapshot: its reads need no check."""
+        tx = SnapshotTransaction(
+            self._tables, self._consistent_read, attempts.touched, await commit_reads(self._tables, attempts)
+        )
         try:
-            result, error = await _ended(tx, body, self._tables.shards.stack)
-            if not tx.is_frozen:
+            result, error = await _run_body(tx, body, self._tables.shards.stack)
+            if not tx.reads_only:
                 raise RunAgain
             tx.done_at = tx.at
             if error is not None:
                 raise error
             return result
         finally:
-            seen.add(tx)
+            attempts.add(tx)
             tx._close()
 
 
-async def _given(tx: Transaction, result: T, error: Exception | None, marks: "_Marks") -> T:
-    """What a body gave that touched nothing."""
+async def _outcome_without_tables(tx: Transaction, result: T, error: Exception | None, marks: "_Marks") -> T:
+    """The outcome of a body that used no table."""
     tx.done_at = 0
     if error is not None:
         raise error
@@ -220,32 +224,32 @@ async def _given(tx: Transaction, result: T, error: Exception | None, marks: "_M
 async def _pending(
     tx: Transaction, result: Any, error: Exception | None, marks: "_Marks"
 ) -> PendingOperation | None:
-    """What the group commit decides: it gives the result of the body, or raises its error or a conflict.
-    `None` if there is nothing to decide."""
-    for some in list(tx.touched.values()) if error is None else ():
-        if some.table is None:
-            await some.open()
-    touched = [some for some in tx.touched.values() if some.table is not None]
-    if not touched and (error is not None or (not tx.plain and marks.member is None)):
+    """The operation for the group commit, which returns the result of the body, or raises its error or a
+    conflict. `None` if the body used no table."""
+    for touched in list(tx.touched.values()) if error is None else ():
+        if touched.table is None:
+            await touched.open()
+    tables = [touched for touched in tx.touched.values() if touched.table is not None]
+    if not tables and (error is not None or (not tx.appends and marks.participant is None)):
         return None
-    members: tuple[Participant, ...] = tuple([some.member for some in touched])
-    waiting = PendingOperation(
-        members,
+    participants = tuple([touched.participant for touched in tables])
+    operation = PendingOperation(
+        participants,
         tx._action(result, error),
-        [[*some.read, *some.written] for some in touched],
-        marks.member or next(iter((*members, *tx.plain))),
-        reruns=bool([some for some in touched if some.ranges]),
+        [[*touched.read, *touched.written] for touched in tables],
+        marks.participant or [*participants, *tx.appends][0],
+        reruns=bool([touched for touched in tables if touched.ranges]),
     )
     if error is None:
-        waiting.rows = tx.plain
-        waiting.transactions, waiting.once = marks.transactions, marks.once
-        waiting.acks, waiting.acknowledging = marks.acks, marks.acknowledging
-        waiting.binds = tx._writes or marks.member is not None or bool(marks.acks)
-    return waiting
+        operation.rows = tx.appends
+        operation.transactions, operation.once = marks.transactions, marks.once
+        operation.acks, operation.acknowledging = marks.acks, marks.acknowledging
+        operation.binds = tx._writes or marks.participant is not None or bool(marks.acks)
+    return operation
 
 
-async def _ended(tx: Transaction, body: Body[T], stack: Stack) -> tuple[T, Exception | None]:
-    """What the body gave, or raised."""
+async def _run_body(tx: Transaction, body: Body[T], stack: Stack) -> tuple[T, Exception | None]:
+    """The result or the error of the body."""
     result: Any = None
     try:
         with body_of(stack):
@@ -262,17 +266,17 @@ async def _ended(tx: Transaction, body: Body[T], stack: Stack) -> tuple[T, Excep
 
 
 class _Marks:
-    """By what a transaction is known again, the shard that remembers it, and what it acknowledges."""
+    """The ids of a transaction, the shard that remembers them, and its acknowledgements."""
 
     def __init__(self, transactions: dict[str, int], once: Once, call: JointCall | None) -> None:
         self.transactions = transactions
         self.once = once
         self.acks = () if call is None else call.acks
         self.acknowledging: Acknowledging | None = call if self.acks else None
-        self.member: RecordParticipant | None = None
+        self.participant: RecordParticipant | None = None
 
     async def turn(self) -> None:
-        """Return once what it acknowledges is next; see `Acknowledging.turn`."""
+        """Return once its acknowledgements are next; see `Acknowledging.turn`."""
         if self.acknowledging is not None:
             await self.acknowledging.turn(to_queue=True)
 
@@ -288,7 +292,7 @@ class _Marks:
 
     @property
     def text(self) -> str | None:
-        """What decides which shard remembers it, as a hash in hex."""
+        """The hash, in hex, that selects the shard which remembers it."""
         for app in self.transactions:
             return hash_of(app)
         return next(iter(self.once.hashes), None)

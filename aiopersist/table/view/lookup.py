@@ -1,10 +1,9 @@
-"""What a view reads: all contents, or keys that are looked up, by the statistics of parts, then by those of
-row groups.
+"""The reads of a view: all contents, or single keys. Statistics of parts, then of row groups, tell where a
+key may be.
 
-A key of a table that is compacted to one run costs at most two requests: for the index of a part, and for a
-row group; an index that was read lately costs none. A compaction leaves the history of a key in one part.
-Only a history that fills row groups by itself costs more.
-"""
+A key of a table that is compacted to one run costs at most two requests: for the index of a part, unless it
+was read lately, and for a row group. A compaction leaves the history of a key in one part. Only a history
+that fills row groups by itself costs more."""
 
 from __future__ import annotations
 
@@ -32,56 +31,54 @@ from aiopersist.table.schema import TableSchema
 from aiopersist.table.view.contents import FullView
 
 AT_ONCE = 4  # look-ups of one table; keys that come meanwhile share the next
+FEW = 24  # rows that are consolidated faster than a thread starts
 
 
-FEW = 24  # rows that are summed faster than a thread is reached
+def wanted_keys(table_schema: TableSchema[Any, Any], texts: Sequence[str]) -> WantedKeys:
+    """The keys of these texts, as a selection of reads."""
+    return WantedKeys(column_from_texts(texts, table_schema.schema.key.codec.arrow_type))
 
 
-def wanted_keys(kind: TableSchema[Any, Any], texts: Sequence[str]) -> WantedKeys:
-    """The keys of these texts, as reads look for them."""
-    return WantedKeys(column_from_texts(texts, kind.schema.key.codec.arrow_type))
-
-
-def chosen(kind: TableSchema[Any, Any], found: pa.Table, keys: Iterable[str]) -> dict[str, str]:
-    """The values of these keys, of contents that have them and perhaps others."""
-    wanted = set(keys)
-    pairs = zip(*kind.texts(found), strict=True) if found.num_rows else ()
-    return {key: val for key, val in pairs if key in wanted}
+def vals_of(table_schema: TableSchema[Any, Any], rows: pa.Table, keys: Iterable[str]) -> dict[str, str]:
+    """The values of these keys in contents that may have other keys, too."""
+    key_set = set(keys)
+    pairs = zip(*table_schema.texts(rows), strict=True) if rows.num_rows else ()
+    return {key: val for key, val in pairs if key in key_set}
 
 
 async def look_up(
     session: ReadSession[Any, Any],
-    kind: TableSchema[Any, Any],
+    table_schema: TableSchema[Any, Any],
     state: State,
     as_of: Time,
     reader: str,
     keys: Sequence[str],
 ) -> dict[str, str]:
-    """The values that keys had at a complete time, by a state that `reader` holds."""
+    """The values of keys at a complete time, read by a state that `reader` holds."""
     stack, shard = session.shard.stack, session.shard
     release = shard.register.pin(state.seqno)
     try:
 
         def planned() -> tuple[WantedKeys, list[Named]]:
-            wanted = wanted_keys(kind, keys)
-            return wanted, Query(kind.schema, keys=wanted).matching(parts_at(state, as_of))
+            selected = wanted_keys(table_schema, keys)
+            return selected, Query(table_schema.schema, keys=selected).matching(parts_at(state, as_of))
 
-        wanted, parts = await stack.compute(planned)
-        selection = Selection(as_of=as_of, keys=wanted)
+        selected, parts = await stack.compute(planned)
+        selection = Selection(as_of=as_of, keys=selected)
         jobs = [partial(session.fetch.table, group, selection, reader) for group in groups(parts)]
         tables = await run_bounded(stack.settings.fetch_max_outstanding_parts, jobs)
     finally:
         release()
 
-    def found() -> dict[str, str]:
-        return chosen(kind, contents(concat(tables, kind.schema), kind.schema), keys)
+    def vals() -> dict[str, str]:
+        return vals_of(table_schema, contents(concat(tables, table_schema.schema), table_schema.schema), keys)
 
     few = sum(table.num_rows for table in tables) <= FEW
-    return await stack.compute_few(0 if few else inf, found)
+    return await stack.compute_few(0 if few else inf, vals)
 
 
 class LookUps:
-    """Shares look-ups among the calls that wait: each takes all keys that were asked for before it began."""
+    """Calls share look-ups: each look-up reads all keys that calls named before it began."""
 
     def __init__(self, supervisor: Supervisor, work: Callable[[list[str]], Awaitable[None]]) -> None:
         self._supervisor = supervisor
@@ -91,7 +88,7 @@ class LookUps:
         self._next: asyncio.Task[None] | None = None
 
     async def of(self, keys: Iterable[str]) -> None:
-        """Look these up. A caller that is cancelled stops waiting."""
+        """Return once these were looked up. A cancelled caller stops waiting; the look-up goes on."""
         self._keys.update(dict.fromkeys(keys))
         if self._next is None or self._next.done():
             self._next = self._supervisor.spawn(self._look_up(), "look up keys of a table")
@@ -103,17 +100,17 @@ class LookUps:
             await self._work(keys)
 
 
-def whole_of(kind: TableSchema[Any, Any], updates: pa.Table) -> FullView:
-    """All contents, of updates in any order. If none is a retraction, they are it: a key has at most one
-    value."""
+def full_view_of(table_schema: TableSchema[Any, Any], updates: pa.Table) -> FullView:
+    """All contents, of updates in any order. Updates without a retraction are contents, since a key has at
+    most one value."""
     if not pc.all(pc.equal(updates.column("diff"), int64_scalar(1))).as_py():
-        updates = contents(updates, kind.schema)
-    whole = FullView()
-    add_all(whole, kind, updates)
-    return whole
+        updates = contents(updates, table_schema.schema)
+    view = FullView()
+    add_all(view, table_schema, updates)
+    return view
 
 
-def add_all(whole: FullView, kind: TableSchema[Any, Any], found: pa.Table | pa.RecordBatch) -> None:
-    """Add contents of other keys."""
-    for start in range(0, found.num_rows, SLICE_ROWS):
-        whole.add(*kind.texts(found.slice(start, SLICE_ROWS)))
+def add_all(view: FullView, table_schema: TableSchema[Any, Any], rows: pa.Table | pa.RecordBatch) -> None:
+    """Add contents of keys that the view does not have."""
+    for start in range(0, rows.num_rows, SLICE_ROWS):
+        view.add(*table_schema.texts(rows.slice(start, SLICE_ROWS)))

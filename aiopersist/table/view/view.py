@@ -1,25 +1,25 @@
 """The contents of a table by key, as of the newest upper that this process knows.
 
-The view stands at a frontier, its upper, which never goes back. To *catch up* with a newer state it fetches
-the updates since then, as a listen does. It applies own commits without reading them.
+The upper of a view never moves back. To *catch up* with a newer state, the view fetches the updates since its
+upper, as a listen does. It applies own commits without reading them.
 
 A *resident* view has all contents in memory, below `settings.table_resident_bytes`. Any other view has a part
-of them (`contents.py`) and looks up other keys in the shard as of its base (`lookup.py`), for which it holds
-since back.
+of them (`contents.py`) and looks up other keys in the shard as of its base (`lookup.py`). A hold keeps the
+history at the base.
 
-- A caller that needs keys *keeps* them, and has the unknown ones looked up. A kept key stays known, unless
-  the view begins anew: then it is unknown, and the caller notices before it goes on.
-- A look-up awaits. Its answer counts for keys that are still unknown, if the view has not begun anew: a key
-  that changed meanwhile is known by that change.
+- A caller that needs keys *keeps* them, and fetches those that are not in memory. A kept key stays in memory
+  unless the view begins anew; the caller checks that before it goes on.
+- A look-up awaits. Its result is used for keys that are still missing, if the view has not begun anew
+  meanwhile: a key that changed has its new value already.
 - The base moves forward to save memory, and when a compaction has merged recent parts with older ones, so
-  that a look-up reads few parts. Answers do not depend on the base.
-- The view does not read new batches that are too large: it begins anew behind them, and knows nothing.
+  that a look-up reads few parts. Results do not depend on the base.
+- If new batches are too large to read, the view begins anew behind them, without any key.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from math import inf
 from typing import Any
@@ -35,61 +35,61 @@ from aiopersist.shard.hold import HistoryPin
 from aiopersist.shard.instant import as_int
 from aiopersist.state.model import State
 from aiopersist.table.schema import TableSchema
-from aiopersist.table.view import contents
-from aiopersist.table.view.contents import ChangedKeys, FullView, Held, Kept, PartialView
-from aiopersist.table.view.lookup import LookUps, add_all, look_up, whole_of
+from aiopersist.table.view import contents as bounds
+from aiopersist.table.view.contents import ChangedKeys, Contents, FullView, KeysInUse, PartialView
+from aiopersist.table.view.lookup import LookUps, add_all, full_view_of, look_up
 
 
 class View:
-    """See the header. `wanted`: whether it is resident; `None`: its size decides."""
+    """See the header. `resident`: whether it has all contents; `None`: their size decides."""
 
     def __init__(
-        self, kind: TableSchema[Any, Any], session: ReadSession[Any, Any], wanted: bool | None
+        self, table_schema: TableSchema[Any, Any], session: ReadSession[Any, Any], resident: bool | None
     ) -> None:
-        self.kind = kind
+        self.table_schema = table_schema
         self.session = session
-        self.wanted = wanted
+        self.resident = resident
         self.upper = minimum(None)
         """Everything before this frontier is in the view."""
         self.changed = minimum(None)
-        """All its changes lie before this frontier, which is not beyond `upper`."""
-        self.held: Held = FullView()
-        self._kept = Kept()
+        """All its changes lie before this frontier, which is at most `upper`."""
+        self.contents: Contents = FullView()
+        self._in_use = KeysInUse()
         self._look_ups = LookUps(session.shard.stack.supervisor, self._look_up)
-        self._need: HistoryPin | None = None
+        self._pin: HistoryPin | None = None
         self._turn = asyncio.Lock()
-        self.settling: asyncio.Task[None] | None = None
-        """Puts in order what it holds, where that takes several turns of the loop."""
+        self.tidying: asyncio.Task[None] | None = None
+        """Merges changes and evicts keys, if that takes several turns of the loop."""
         self._outgrown: float = inf
-        """The least size of a state whose contents did not fit, as far as is known."""
+        """The least size of a state whose contents did not fit into memory so far."""
         self._judged, self._fits_again = -1, False
-        """The version that was judged last, and whether its contents surely fit."""
+        """The version of the state that was judged last, and whether its contents surely fit."""
         self.version = 0
-        """Rises with every change of the contents, and once these are no longer all in memory."""
+        """Rises with every change of the contents, and when a resident view ceases to be one."""
         self.foreign = 0
-        """Rises with every change of another process that it takes."""
+        """Rises with every change of another process."""
         self._changed = ChangedKeys()
 
     @property
     def is_resident(self) -> bool:
         """Whether all contents are in memory."""
-        return isinstance(self.held, FullView)
+        return isinstance(self.contents, FullView)
 
     @property
     def is_behind(self) -> bool:
-        """Whether the newest state that this process knows has more."""
+        """Whether the newest state that this process knows is beyond `upper`."""
         state = self.session.shard.register.state
         return state is not None and state.upper is not self.upper and state.upper != self.upper
 
     async def open(self) -> None:
-        """Read the contents, if they are to be resident."""
+        """Read the contents, if the view is to be resident."""
         async with self._turn:
             await self._begin()
 
-    async def become(self, wanted: bool | None) -> None:
-        """Be resident, or not, from now on; `None`: as before."""
-        if wanted is not None:
-            self.wanted = wanted
+    async def become(self, resident: bool | None) -> None:
+        """Be resident, or not, from now on; `None` changes nothing."""
+        if resident is not None:
+            self.resident = resident
             await self.catch_up()
             self._bound()
 
@@ -101,7 +101,7 @@ class View:
             while self.is_behind:
                 try:
                     await self._catch_up(self.session.shard.state)
-                except (LeaseExpired, SinceViolation):  # nothing held its history
+                except (LeaseExpired, SinceViolation):  # the hold was lost
                     await self._begin()
             if self._should_return:
                 await self._begin()
@@ -110,34 +110,26 @@ class View:
     async def committed(
         self, lower: Antichain, upper: Antichain, changes: Mapping[str, str | None]
     ) -> AsyncIterator[Callable[[], None]]:
-        """A commit of this process replaced `lower` by `upper`, with these changes: gives what takes them."""
+        """A commit of this process moved `lower` to `upper`, with these changes: yields what applies them."""
         takes_long = len(changes) > SLICE_ROWS and not self._turn.locked()
-        async with self._turn if takes_long else nullcontext():  # nobody need read them meanwhile
-            yield await self._taking(lower, upper, changes)
-            await self._settled()
+        async with self._turn if takes_long else nullcontext():  # so that nobody reads them meanwhile
+            yield await self._applying(lower, upper, changes)
+            await self._wait_until_tidy()
 
     def changed_since(self, version: int) -> set[str] | None:
-        """The keys that changed after that version; `None` if this is not remembered."""
+        """The keys that changed after that version; `None` if they are forgotten."""
         return set() if version == self.version else self._changed.since(version)
 
     def close(self) -> None:
-        """Hold nothing any more."""
-        if self._need is not None:
-            self.session.hold.drop(self._need)
+        """Drop the hold."""
+        if self._pin is not None:
+            self.session.hold.drop(self._pin)
 
     # --- keys ------------------------------------------------------------------------------------
 
-    def unknown(self, keys: Iterable[str]) -> list[str]:
-        """Those keys whose values are not in memory."""
-        return self.held.unknown(keys)
-
-    def val_of(self, key: str) -> str | None:
-        """The value of a key that is not unknown."""
-        return self.held.val_of(key)
-
     @contextmanager
     def keeping(self, keys: Collection[str]) -> Iterator[None]:
-        """Within it these keys stay known, once they are."""
+        """Within it these keys stay in memory, once they are there."""
         self.keep(keys)
         try:
             yield
@@ -145,49 +137,49 @@ class View:
             self.release(keys)
 
     def keep(self, keys: Collection[str]) -> None:
-        """These keys stay known, once they are, until `release`."""
-        self._kept.add(keys)
+        """These keys stay in memory, once they are there, until `release`."""
+        self._in_use.add(keys)
 
     def release(self, keys: Collection[str]) -> None:
-        """The opposite of `keep`."""
-        self._kept.remove(keys)
+        self._in_use.remove(keys)
         self._bound()
 
-    async def know(self, keys: Collection[str]) -> None:
-        """Look up the unknown ones of keys that are kept."""
-        while unknown := self.unknown(keys):
+    async def fetch(self, keys: Collection[str]) -> None:
+        """Look up those of the keys, which are kept, that are not in memory."""
+        while unknown := self.contents.unknown(keys):
             await self._look_ups.of(unknown)
 
     async def read(self, keys: Collection[str]) -> dict[str, str]:
-        """The values of those of `keys` that are there, all of the moment of the return."""
+        """The values of the keys that exist, all as of the moment of the return."""
         with self.keeping(keys):
-            await self.know(keys)
-            return {key: val for key in keys if (val := self.val_of(key)) is not None}
+            await self.fetch(keys)
+            return {key: val for key in keys if (val := self.contents.val_of(key)) is not None}
 
     async def _look_up(self, keys: list[str]) -> None:
-        """Look them up; when the view began anew meanwhile, in vain."""
-        held, need, shard = self.held, self._need, self.session.shard
-        if isinstance(held, FullView) or not (keys := held.unknown(keys)):
+        """Look them up. The result is dropped if the view begins anew meanwhile."""
+        contents, pin, shard = self.contents, self._pin, self.session.shard
+        if isinstance(contents, FullView) or not (keys := contents.unknown(keys)):
             return
-        self._move_base(held)
-        as_of, vals = last_before(held.base), {}
+        self._move_base(contents)
+        as_of, vals = last_before(contents.base), {}
         with self.keeping(dict.fromkeys(keys)):
             try:
-                if held.base != minimum(None):
-                    assert need is not None
-                    self._check(held.base, need, shard.state)
-                    given = self.session, self.kind, shard.state, as_of, need.reader
-                    vals = await look_up(*given, keys)
+                if contents.base != minimum(None):
+                    assert pin is not None
+                    self._check(contents.base, pin, shard.state)
+                    vals = await look_up(
+                        self.session, self.table_schema, shard.state, as_of, pin.reader, keys
+                    )
             except (LeaseExpired, SinceViolation):
-                await self._begin_instead_of(held)
+                await self._begin_instead_of(contents)
             else:
                 for start in range(0, len(keys), SLICE_ROWS):
-                    held.found(keys[start : start + SLICE_ROWS], vals)
+                    contents.cache(keys[start : start + SLICE_ROWS], vals)
                     await self.session.shard.stack.runtime.sleep(0)
 
-    async def _begin_instead_of(self, held: Held) -> None:
+    async def _begin_instead_of(self, contents: Contents) -> None:
         async with self._turn:
-            if self.held is held:
+            if self.contents is contents:
                 await self._begin()
 
     # --- its beginning ---------------------------------------------------------------------------
@@ -201,15 +193,15 @@ class View:
                 if state.upper != minimum(None) and self._may_fit(state):
                     await self._load()
                 else:
-                    need = await session.need(hold_for(state.upper, None), None)
-                    self._begin_with(self._nothing(), session.shard.state.upper, need)
+                    pin = await session.need(hold_for(state.upper, None), None)
+                    self._begin_with(self._unread(), session.shard.state.upper, pin)
             except SinceViolation:
                 continue
             return
 
-    def _begin_with(self, held: Held, upper: Antichain, need: HistoryPin) -> None:
+    def _begin_with(self, contents: Contents, upper: Antichain, pin: HistoryPin) -> None:
         self.close()
-        self.held, self.upper, self.changed, self._need = held, upper, upper, need
+        self.contents, self.upper, self.changed, self._pin = contents, upper, upper, pin
         self._judged = -1
         self._forget_changes()
         self._bound()
@@ -218,44 +210,44 @@ class View:
         self.version, self.foreign = self.version + 1, self.foreign + 1
         self._changed.clear()
 
-    def _nothing(self) -> Held:
-        """What it has at the newest state without reading anything."""
+    def _unread(self) -> Contents:
+        """The contents at the newest state, without a read: of a part, no key."""
         upper = self.session.shard.state.upper
-        is_empty = upper == minimum(None) and self.wanted is not False
-        return FullView() if is_empty else PartialView(upper, self._kept)
+        is_empty = upper == minimum(None) and self.resident is not False
+        return FullView() if is_empty else PartialView(upper, self._in_use)
 
     async def _load(self) -> None:
-        """Read all contents, or as far as they fit."""
+        """Read all contents, or begin with none of them if they do not fit."""
         session = self.session
         async with await session.snapshot(None, wait=False) as snapshot:
             upper = Antichain(as_int(snapshot.as_of) + 1)
-            need = await session.need(hold_for(upper, None), snapshot.as_of)
+            pin = await session.need(hold_for(upper, None), snapshot.as_of)
             try:
-                whole = await self._whole(snapshot, session.shard.state)
-                while whole is not None and not self.upper <= upper:  # commits of our own came meanwhile
+                full_view = await self._read_all(snapshot, session.shard.state)
+                while full_view is not None and not self.upper <= upper:  # commits of our own came meanwhile
                     state = session.shard.state
-                    updates = await session.updates_since(upper, state, need.reader)
-                    whole.put(await self._changes(updates), upper := state.upper)
+                    updates = await session.updates_since(upper, state, pin.reader)
+                    full_view.put(await self._changes(updates), upper := state.upper)
             except BaseException:
-                session.hold.drop(need)
+                session.hold.drop(pin)
                 raise
-        if whole is None:
-            self._begin_with(self._nothing(), session.shard.state.upper, need)
+        if full_view is None:
+            self._begin_with(self._unread(), session.shard.state.upper, pin)
         else:
-            self._begin_with(whole, upper, need)
+            self._begin_with(full_view, upper, pin)
 
-    async def _whole(self, snapshot: Snapshot[Any, Any], state: State) -> FullView | None:
-        """All contents; `None` if they are more than they may be."""
-        stack, size = self.session.shard.stack, contents.contents_at_most(state)
-        if self.wanted or size <= self._bytes_max:
-            return await stack.compute(whole_of, self.kind, await updates_of(snapshot))
-        whole = FullView()
+    async def _read_all(self, snapshot: Snapshot[Any, Any], state: State) -> FullView | None:
+        """All contents; `None` if they take too much memory."""
+        stack, size = self.session.shard.stack, bounds.contents_at_most(state)
+        if self.resident or size <= self._bytes_max:
+            return await stack.compute(full_view_of, self.table_schema, await updates_of(snapshot))
+        full_view = FullView()
         async for batch in snapshot.batches():
-            await stack.compute(add_all, whole, self.kind, batch)
-            if whole.bytes > self._bytes_max:
+            await stack.compute(add_all, full_view, self.table_schema, batch)
+            if full_view.bytes > self._bytes_max:
                 self._outgrown = min(self._outgrown, size)
                 return None
-        return whole
+        return full_view
 
     # --- its bounds ------------------------------------------------------------------------------
 
@@ -265,110 +257,111 @@ class View:
 
     def _may_fit(self, state: State) -> bool:
         """Whether the contents of a state may be resident."""
-        return contents.may_fit(state, self._bytes_max) if self.wanted is None else self.wanted
+        return bounds.may_fit(state, self._bytes_max) if self.resident is None else self.resident
 
     @property
     def _should_return(self) -> bool:
         """Whether to become resident."""
-        if self.is_resident or self.wanted is not None:
-            return bool(self.wanted) and not self.is_resident
+        if self.is_resident or self.resident is not None:
+            return bool(self.resident) and not self.is_resident
         state = self.session.shard.state
         if state.seqno != self._judged:
             self._judged = state.seqno
-            self._fits_again = contents.surely_fits(state, min(self._bytes_max, self._outgrown))
+            self._fits_again = bounds.surely_fits(state, min(self._bytes_max, self._outgrown))
         return self._fits_again
 
     def _bound(self) -> None:
-        """Keep to the memory that it may take, by now or soon."""
-        if isinstance(held := self.held, FullView):
-            too_large = self.wanted is None and held.bytes > self._bytes_max
+        """Keep the memory within its bound, by now or soon."""
+        if isinstance(contents := self.contents, FullView):
+            too_large = self.resident is None and contents.bytes > self._bytes_max
             if too_large:
-                self._outgrown = min(self._outgrown, contents.contents_at_most(self.session.shard.state))
-            if self.wanted is False or too_large:
-                self.held = PartialView(self.upper, self._kept)
+                self._outgrown = min(self._outgrown, bounds.contents_at_most(self.session.shard.state))
+            if self.resident is False or too_large:
+                self.contents = PartialView(self.upper, self._in_use)
                 self.version += 1  # so that what was read is looked up again before it is compared
             return
-        self._move_base(held)
-        if self.settling is None and not held.settle(self._bytes_max):
+        self._move_base(contents)
+        if self.tidying is None and not contents.tidy(self._bytes_max):
             supervisor = self.session.shard.stack.supervisor
-            self.settling = supervisor.background(self._settle(), "settle a view")
+            self.tidying = supervisor.background(self._tidy(), "tidy a view")
 
-    async def _settle(self) -> None:
+    async def _tidy(self) -> None:
         try:
-            while isinstance(held := self.held, PartialView) and not held.settle(self._bytes_max):
+            while isinstance(contents := self.contents, PartialView) and not contents.tidy(self._bytes_max):
                 await self.session.shard.stack.runtime.sleep(0)
         finally:
-            self.settling = None
+            self.tidying = None
 
-    def _move_base(self, held: PartialView) -> None:
-        base = contents.next_base(
-            self.session.shard.state, held.base, self.upper, held.recent_bytes, self._bytes_max
+    def _move_base(self, contents: PartialView) -> None:
+        base = bounds.next_base(
+            self.session.shard.state, contents.base, self.upper, contents.recent_bytes, self._bytes_max
         )
-        if base != held.base:
-            held.move(base)
+        if base != contents.base:
+            contents.move(base)
             self._hold()
 
     def _hold(self) -> None:
-        """Hold since back no further than is needed."""
-        if self._need is not None:
-            frontier = self.upper if isinstance(self.held, FullView) else self.held.base
-            self.session.hold.move(self._need, hold_for(frontier, None))
+        """Move the hold as far forward as the view allows."""
+        if self._pin is not None:
+            frontier = self.upper if isinstance(self.contents, FullView) else self.contents.base
+            self.session.hold.move(self._pin, hold_for(frontier, None))
 
     # --- catching up -----------------------------------------------------------------------------
 
-    def _check(self, frontier: Antichain, need: HistoryPin, state: State) -> None:
-        """`LeaseExpired` or `SinceViolation` unless the history from there on is there."""
+    def _check(self, frontier: Antichain, pin: HistoryPin, state: State) -> None:
+        """`LeaseExpired` or `SinceViolation` if the history from `frontier` on may be gone."""
         session = self.session
         if state.finalized:
             raise ShardFinalized("it is finalized", shard_id=session.shard.id)
-        session.hold.check(need.reader)
+        session.hold.check(pin.reader)
         if not session.hold.keeps and not state.since <= hold_for(frontier, None):
             raise SinceViolation(None, state.since, shard_id=session.shard.id)
 
     async def _catch_up(self, state: State) -> None:
-        lower, need = self.upper, self._need
-        assert need is not None
-        self._check(lower, need, state)
-        if not self.wanted and contents.is_too_large(
+        lower, pin = self.upper, self._pin
+        assert pin is not None
+        self._check(lower, pin, state)
+        if not self.resident and bounds.is_too_large(
             parts_since(state, lower), self._bytes_max, resident=self.is_resident
         ):
             await self._pass_over(state)
             return
-        updates = await self.session.updates_since(lower, state, need.reader)
-        taking = self._taking(lower, state.upper, await self._changes(updates), foreign=updates.num_rows > 0)
-        (await taking)()
-        await self._settled()
+        updates = await self.session.updates_since(lower, state, pin.reader)
+        changes, foreign = await self._changes(updates), updates.num_rows > 0
+        (await self._applying(lower, state.upper, changes, foreign=foreign))()
+        await self._wait_until_tidy()
 
     async def _changes(self, updates: pa.Table) -> dict[str, str | None]:
-        """The new values of the keys that they change; a key that has its value again is not among them."""
-        stack = self.session.shard.stack
-        return await stack.compute_rows(updates, self.kind.changes, updates) if updates.num_rows else {}
+        """The new values of the changed keys, without keys whose value is the old one again."""
+        compute, changes = self.session.shard.stack.compute_rows, self.table_schema.changes
+        return await compute(updates, changes, updates) if updates.num_rows else {}
 
     async def _pass_over(self, state: State) -> None:
-        """Begin anew behind what is too large to be read."""
-        if self.is_resident:  # perhaps a compaction put it together with what was read before
+        """Begin anew behind updates that are too large to read."""
+        if self.is_resident:  # perhaps a compaction merged them with older updates
             await self._begin()
             return
-        self.held, self.upper, self.changed = PartialView(state.upper, self._kept), state.upper, state.upper
+        self.upper = self.changed = state.upper
+        self.contents = PartialView(state.upper, self._in_use)
         self._forget_changes()
         self._hold()
 
-    async def _taking(
+    async def _applying(
         self, lower: Antichain, upper: Antichain, changes: Mapping[str, str | None], *, foreign: bool = False
     ) -> Callable[[], None]:
-        """What takes the changes between `lower` and `upper`, all in one turn of the loop, unless it has them
-        by then. Many are put into a copy, on a thread, or beside the others until they are merged."""
-        held, after = self.held, None
-        if len(changes) > SLICE_ROWS and isinstance(held, FullView) and self.upper == lower:
-            after = await self.session.shard.stack.compute(held.with_changes, changes)
+        """A function that applies the changes between `lower` and `upper` in one turn of the loop, unless the
+        view has them by then. Many changes are put into a copy on a thread, or merged later."""
+        contents, after = self.contents, None
+        if len(changes) > SLICE_ROWS and isinstance(contents, FullView) and self.upper == lower:
+            after = await self.session.shard.stack.compute(contents.with_changes, changes)
 
-        def take() -> None:
-            put_in = after is not None and self.held is held
-            self.take(lower, upper, changes, after if put_in else None, foreign=foreign)
+        def apply() -> None:
+            put_in = after is not None and self.contents is contents
+            self.apply(lower, upper, changes, after if put_in else None, foreign=foreign)
 
-        return take
+        return apply
 
-    def take(
+    def apply(
         self,
         lower: Antichain,
         upper: Antichain,
@@ -377,24 +370,25 @@ class View:
         *,
         foreign: bool = False,
     ) -> None:
-        """Take these, unless it has them. `after`: what it holds then. `foreign`: they are of others."""
+        """Apply these changes, unless the view has them. `after`: the new contents, if they were made
+        before. `foreign`: another process made the changes."""
         if self.upper is not lower and self.upper != lower:
             return
         if after is not None:
-            self.held = after
+            self.contents = after
         else:
-            self.held.put(changes, upper)
+            self.contents.put(changes, upper)
         self.foreign += foreign
         if changes:
             self.version += 1
             self._changed.add(self.version, changes)
-        if changes or foreign:  # what others changed may be as it was again, and was not in between
+        if changes or foreign:  # a value may have changed and changed back
             self.changed = upper
         self.upper = upper
         self._hold()
         self._bound()
 
-    async def _settled(self) -> None:
-        """So that the next changes find it settled."""
-        if self.settling is not None:
-            await asyncio.wait([self.settling])
+    async def _wait_until_tidy(self) -> None:
+        """Wait until changes are merged, so that the next ones take no longer."""
+        if self.tidying is not None:
+            await asyncio.wait([self.tidying])

@@ -88,7 +88,7 @@ async def test_others_stand_back_once_until_a_wish_is_over(
     theirs, apart = other.table("t", str, int), other.table("apart", str, int)
     for table in (theirs, apart):
         await table.put("a", 1)
-    register = (await opened(theirs)).member.register
+    register = (await opened(theirs)).participant.register
     await place.consensus().wish([register.key], "gone", 0.5, 0.0)
     await theirs.put("a", 2)
     assert other._stack.consensus.stand_back_s(register.key, "other", 0.0) > 0

@@ -19,8 +19,8 @@ from tests.table.kit import gated, table, versions
 TASKS, EACH = 16, 4
 
 
-async def member(t: ap.Table[str, int]) -> TableParticipant:
-    return (await opened(t)).member
+async def participant(t: ap.Table[str, int]) -> TableParticipant:
+    return (await opened(t)).participant
 
 
 @pytest.mark.several_shards
@@ -64,11 +64,11 @@ async def test_bodies_that_wait_share_a_commit_too() -> None:
         await gate.held.wait()
         others = [asyncio.create_task(client.transact(add)) for _ in range(TASKS)]
         group = client._services.tables.group
-        while len(group._queue.waiting) < TASKS or group.ahead.val_of(await member(t), '"k"') != str(
-            TASKS + 1
-        ):
+        while len(group._queue.waiting) < TASKS or group.speculation.val_of(
+            await participant(t), '"k"'
+        ) != str(TASKS + 1):
             await asyncio.sleep(0.001)
-            group.ahead.refresh()
+            group.speculation.refresh()
         gate.open()
         await asyncio.gather(first, *others)
         assert await t.get("k") == TASKS + 1
@@ -208,9 +208,9 @@ async def test_ranges_come_through_beside_writers_of_the_same_client(mem: ap.Cli
 async def test_what_waits_behind_a_large_put_is_not_mixed_with_it(mem: ap.Client) -> None:
     """Goal: a commit that takes its turn outside of a group changes what waiting operations have read: what
     they would make of the old vals is not read together with the new ones."""
-    t, group = table(mem, "t"), mem._tables.group
+    t, group = table(mem, "t"), mem._services.tables.group
     await t.put_many({"k": 0, "l": 0})
-    at = await member(t)
+    at = await participant(t)
 
     async def copy(tx: ap.Transaction) -> None:
         tx.put(t, "l", (await tx.get(t, "k") or 0) + 1)
@@ -219,14 +219,14 @@ async def test_what_waits_behind_a_large_put_is_not_mixed_with_it(mem: ap.Client
         waits = asyncio.create_task(mem.transact(copy))
         while not group._queue.waiting:
             await asyncio.sleep(0)
-        group.ahead.refresh()
-        assert [group.ahead.val_of(at, key) for key in ('"k"', '"l"')] == ["0", "1"]
-        upper = at.upper.time
+        group.speculation.refresh()
+        assert [group.speculation.val_of(at, key) for key in ('"k"', '"l"')] == ["0", "1"]
+        upper = at.view.upper.time
         assert isinstance(upper, int)
-        async with at.view.committed(at.upper, successor(upper), {'"k"': "100"}) as take:
+        async with at.view.committed(at.view.upper, successor(upper), {'"k"': "100"}) as take:
             take()
-        group.ahead.refresh()
-        assert [group.ahead.val_of(at, key) for key in ('"k"', '"l"')] == ["100", "0"]
+        group.speculation.refresh()
+        assert [group.speculation.val_of(at, key) for key in ('"k"', '"l"')] == ["100", "0"]
         waits.cancel()
         await asyncio.wait([waits])
 
@@ -295,7 +295,7 @@ async def test_no_attempt_sees_what_never_was() -> None:
         await one_bank(seed)
 
 
-async def test_views_of_different_moments_that_look_alike_are_no_cut() -> None:
+async def test_views_of_different_moments_that_look_alike_show_no_moment() -> None:
     """Goal: one view has taken two transactions of another client together, the second of which undoes the
     first one, and the other view only the first: they show no moment together."""
     url = f"mem://{uuid.uuid4().hex}"
@@ -317,16 +317,16 @@ async def test_views_of_different_moments_that_look_alike_are_no_cut() -> None:
             await other.transact(body)
 
         async def caught_up(t: ap.Table[str, int]) -> TableParticipant:
-            found = await member(t)
+            found = await participant(t)
             await found.look()
-            await found.catch_up()
+            await found.view.catch_up()
             return found
 
         await move(1)
         behind = await caught_up(b)
         await move(-1)
         ahead = await caught_up(a)
-        assert [at.view.val_of('"k"') for at in (ahead, behind)] == ["100", "99"]
-        cut = one._transactions._cut
-        assert not cut.holds([ahead, behind])
-        assert cut.holds([ahead, await caught_up(b)])
+        assert [at.view.contents.val_of('"k"') for at in (ahead, behind)] == ["100", "99"]
+        consistent_read = one._services.transactions._consistent_read
+        assert not consistent_read.holds([ahead, behind])
+        assert consistent_read.holds([ahead, await caught_up(b)])

@@ -20,7 +20,7 @@ from aiopersist.table.commit.plan import PendingOperation, Plan
 from aiopersist.table.handle import opened
 from aiopersist.table.pace import ConversionPace
 from aiopersist.table.schema import TableSchema
-from aiopersist.table.view import contents as held
+from aiopersist.table.view import contents as view_contents
 from aiopersist.table.view.contents import SLICE_KEYS, FullView, PartialView
 from aiopersist.table.view.lookup import look_up
 from aiopersist.table.view.view import View
@@ -79,12 +79,12 @@ async def texts(client: ap.Client, **given: Any) -> AsyncIterator[ap.Table[str, 
 async def test_calls_with_large_vals(quiet: ap.Client, turns: Turns) -> None:
     """Their conversion, their group and its commit, and what gets give."""
     async with texts(quiet) as t:
-        turns.count(TableSchema, "entry", lambda kind, key, val, most: len(val))
+        turns.count(TableSchema, "entry", lambda schema, key, val, most: len(val))
         turns.count(
-            TableSchema, "updates", lambda kind, new, old, time: sum(len(v or "") for v in new.values())
+            TableSchema, "updates", lambda schema, new, old, time: sum(len(v or "") for v in new.values())
         )
-        turns.count(TableSchema, "vals", lambda kind, texts: sum(map(len, texts)))
-        turns.count(Plan, "_add", lambda plan, waiting, *rest: sum(map(len, waiting.action.entries.values())))
+        turns.count(TableSchema, "vals", lambda schema, texts: sum(map(len, texts)))
+        turns.count(Plan, "_add", lambda plan, op, *rest: sum(map(len, op.action.entries.values())))
         await asyncio.gather(*(t.put(f"k{n}", str(n) * VAL) for n in range(10, CALLS)))
         found = await t.get_many([f"k{n}" for n in range(10, CALLS)])
         assert found == {f"k{n}": str(n) * VAL for n in range(10, CALLS)}
@@ -104,9 +104,9 @@ async def test_a_put_of_many_entries(quiet: ap.Client, turns: Turns, resident: b
     """Their comparison with what is there, and what the view takes; also in a client that catches up."""
     count = 5 * SLICE_KEYS
     async with texts(quiet, resident=resident) as t, texts(quiet, resident=resident):
-        for kind in (FullView, PartialView):
-            turns.count(kind, "val_of", lambda held, key: 1)
-        turns.count(held, "_size", lambda key, val: 1)
+        for contents in (FullView, PartialView):
+            turns.count(contents, "val_of", lambda self, key: 1)
+        turns.count(view_contents, "_size", lambda key, val: 1)
         for val in "ab":
             await t.put_many((f"k{n}", val) for n in range(count))
             assert await t.get_many(["k0", f"k{count - 1}"]) == {"k0": val, f"k{count - 1}": val}
@@ -119,7 +119,7 @@ async def test_a_put_of_many_entries(quiet: ap.Client, turns: Turns, resident: b
 async def test_many_calls(quiet: ap.Client, turns: Turns) -> None:
     """Their answers."""
     async with texts(quiet) as t:
-        turns.count(PendingOperation, "give_outcome", lambda waiting, time: 1)
+        turns.count(PendingOperation, "give_outcome", lambda operation, time: 1)
         for _ in range(2):  # the second time they write nothing
             await asyncio.gather(*(t.put(f"k{n}", "x") for n in range(4 * ANSWERS_AT_ONCE)))
         assert await t.count() == 4 * ANSWERS_AT_ONCE + 1
@@ -180,15 +180,15 @@ async def test_a_guess_changes_no_result_of_a_plan(quiet: ap.Client) -> None:
     answered."""
     async with quiet.table("t", str, int) as t:
         await t.put("k", 1)
-        at, key = (await opened(t)).member, '"k"'
-        action = Revise(at.view.kind, key, lambda old: old + 1, 1000)
-        waiting = PendingOperation((at,), action, (action.keys,), at)
-        plan = Plan([waiting], 0.0)
+        at, key = (await opened(t)).participant, '"k"'
+        action = Revise(at.view.table_schema, key, lambda old: old + 1, 1000)
+        operation = PendingOperation((at,), action, (action.keys,), at)
+        plan = Plan([operation], 0.0)
         assert list(plan.steps()) == []
-        waiting.run_on([Overlay(lambda key: "100")])
-        waiting.give_outcome(5)
-        assert await waiting.answer == (5, 2)
-        assert plan.shards[at].made.changes == {key: "2"}
+        operation.run_on([Overlay(lambda key: "100")])
+        operation.give_outcome(5)
+        assert await operation.answer == (5, 2)
+        assert plan.shards[at].writes.changes == {key: "2"}
 
 
 async def test_large_and_small_calls_keep_their_order(quiet: ap.Client) -> None:
@@ -245,7 +245,7 @@ async def test_rows_that_a_transaction_appends_count(
 
     def steps(self: Plan) -> Iterator[None]:
         yield from plan(self)
-        groups.append(sum(rows.nbytes for planned in self.parts for rows in planned.made.rows))
+        groups.append(sum(rows.nbytes for planned in self.parts for rows in planned.writes.rows))
 
     monkeypatch.setattr(Plan, "steps", steps)
     async with await quiet.writer("rows", ap.Schema(str, int), clock="wall") as w, texts(quiet):
@@ -266,12 +266,14 @@ async def test_a_put_is_told_though_the_view_fails(quiet: ap.Client, monkeypatch
     async with quiet.table("t", str, int) as t:
         await t.put("k", 1)
         for failure in (RuntimeError("no thread"), InvalidUsage(UsageKind.INVALID_APPEND, "no view")):
+            await t.get("k")  # the view catches up
             with monkeypatch.context() as patch:
 
                 def fails(*args: object, failure: Exception = failure) -> None:
+                    patch.undo()
                     raise failure
 
-                patch.setattr(View, "committed", fails)
+                patch.setattr(View, "apply", fails)
                 assert await t.update("k", lambda old: (old or 0) + 1) is not None
         assert await t.get("k") == 3
         assert await t.update("k", lambda old: (old or 0) + 1) == 4
@@ -290,7 +292,7 @@ async def test_what_a_large_look_up_leaves_behind(elsewhere: StoreUrls) -> None:
         view = (await opened(t)).view
         for _ in range(100):
             await asyncio.sleep(0)
-        assert view.held.bytes <= bytes_max
+        assert view.contents.bytes <= bytes_max
 
 
 async def test_the_keys_of_a_view_that_ceases_to_have_all_stay_known(
@@ -299,11 +301,11 @@ async def test_the_keys_of_a_view_that_ceases_to_have_all_stay_known(
     """Goal: while a group looks up keys of another table, since it is planned in several turns."""
     began, go = asyncio.Event(), asyncio.Event()
 
-    async def slowly(session: Any, kind: Any, *args: Any) -> dict[str, str]:
-        if kind.name == "parted":
+    async def slowly(session: Any, schema: Any, *args: Any) -> dict[str, str]:
+        if schema.name == "parted":
             began.set()
             await go.wait()
-        return await look_up(session, kind, *args)
+        return await look_up(session, schema, *args)
 
     monkeypatch.setattr("aiopersist.table.view.view.look_up", slowly)
     async with ap.open(**elsewhere._asdict(), maintenance=False) as client:
@@ -311,19 +313,19 @@ async def test_the_keys_of_a_view_that_ceases_to_have_all_stay_known(
             await client.table(name, str, int).put("k", 1)
     async with ap.open(**elsewhere._asdict(), maintenance=False) as client:
         whole, parted = client.table("whole", str, int), client.table("parted", str, int, resident=False)
-        members = (await opened(whole)).member, (await opened(parted)).member
-        waiting = PendingOperation(members, lambda *cells: None, (['"k"'], ['"k"']), members[0])
+        participants = (await opened(whole)).participant, (await opened(parted)).participant
+        operation = PendingOperation(participants, lambda *cells: None, (['"k"'], ['"k"']), participants[0])
         with ExitStack() as kept:
-            knowing = asyncio.create_task(client._services.tables.group._know([waiting], kept))
+            fetching = asyncio.create_task(client._services.tables.group._fetch_keys([operation], kept))
             await in_time(began.wait())
-            await members[0].view.become(False)
-            assert await members[0].view.read(['"k"']) == {'"k"': "1"}  # known, as far as others need it
+            await participants[0].view.become(False)
+            assert await participants[0].view.read(['"k"']) == {'"k"': "1"}  # known, as far as others need it
             go.set()
-            await in_time(knowing)
-            members[0].view.held.settle(0)
-            assert [member.val_of('"k"') for member in members] == ["1", "1"]
-        members[0].view.held.settle(0)
-        assert members[0].unknown(['"k"']) == ['"k"']
+            await in_time(fetching)
+            participants[0].view.contents.tidy(0)
+            assert [p.view.contents.val_of('"k"') for p in participants] == ["1", "1"]
+        participants[0].view.contents.tidy(0)
+        assert participants[0].view.contents.unknown(['"k"']) == ['"k"']
 
 
 async def t_puts(client: ap.Client) -> None:

@@ -39,14 +39,14 @@ async def two() -> AsyncIterator[tuple[ap.Client, ap.Client, Disturbed]]:
         yield one, other, store
 
 
-async def member(client: ap.Client, name: str) -> TableParticipant:
-    return (await opened(table(client, name))).member
+async def participant(client: ap.Client, name: str) -> TableParticipant:
+    return (await opened(table(client, name))).participant
 
 
-async def caught_up(*members: TableParticipant) -> None:
-    for one in members:
+async def caught_up(*participants: TableParticipant) -> None:
+    for one in participants:
         await one.look()
-        await one.catch_up()
+        await one.view.catch_up()
 
 
 async def test_what_one_commit_of_another_client_leaves_is_one_moment(
@@ -54,8 +54,8 @@ async def test_what_one_commit_of_another_client_leaves_is_one_moment(
 ) -> None:
     """No further look is needed: both tables are at the time of that commit."""
     one, other, _ = two
-    a, b = await member(one, "a"), await member(one, "b")
-    cut = ConsistentRead(one._stack)
+    a, b = await participant(one, "a"), await participant(one, "b")
+    consistent_read = ConsistentRead(one._stack)
 
     async def both(tx: ap.Transaction) -> None:
         tx.put(table(other, "a"), "k", 1)
@@ -63,10 +63,10 @@ async def test_what_one_commit_of_another_client_leaves_is_one_moment(
 
     await other.transact(both)
     await caught_up(a, b)
-    assert cut.holds([a, b])
+    assert consistent_read.holds([a, b])
     await table(other, "a").put("k", 2)
     await caught_up(a)
-    assert not cut.holds([a, b])  # nobody knows yet what has happened to b
+    assert not consistent_read.holds([a, b])  # nobody knows yet what has happened to b
 
 
 async def test_a_transaction_reads_two_tables_of_which_one_never_rests(
