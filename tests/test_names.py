@@ -48,8 +48,6 @@ VAGUE = frozenset(
 )
 # Public arguments, which keep their names.
 PUBLIC = {("fastapi/stream.py", "given")}
-# Packages whose names are still to be put right.
-UNTIDY = frozenset(set())
 
 # Names of others, which no code here uses: of Postgres, S3, Parquet, Python, Java and the tools in the docs.
 FOREIGN = frozenset(
@@ -221,7 +219,6 @@ def test_names_say_what_they_name() -> None:
     vague = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in sources()
-        if path.relative_to(LIBRARY).parts[0] not in UNTIDY
         for line, name in bound_names(ast.parse(path.read_text(encoding="utf-8")))
         if name.strip("_") in VAGUE and (path.relative_to(LIBRARY).as_posix(), name) not in PUBLIC
     ]

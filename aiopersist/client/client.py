@@ -225,13 +225,8 @@ class Client(MovedCalls, BaseClient):
         def opening() -> Opening[Subscription[SubscribedUpdates[Any, Any]]]:
             from aiopersist.subscription.open import SubscriptionArguments, open_subscription
 
-<<<<<<< HEAD
             arguments = SubscriptionArguments(name, start, resume, expire_after, share, lease_s)
             return open_subscription(self._shards, shard, schema, arguments)
-=======
-            options = Wanted(name, start, resume, expire_after, share, lease_s)
-            return open_subscription(self._shards, shard, schema, options)
->>>>>>> dc7da3d (Words of table/ and client/: names say what they hold; participants have a view instead of forwarding to it)
 
         return self._services.later(
             "aiopersist.subscription.open", opening, f"client.subscription({shard!r}, ...)"

@@ -101,11 +101,7 @@ async def erase(
     rows = RowsToErase(kind, kind.key_texts(keys_to_erase) if keys_to_erase else (), where)
     if not options.dry_run and tables.shards.stack.readonly:
         refuse("an erasure")
-<<<<<<< HEAD
-    open_table = await acquired(table, make=False)
-=======
-    found = await acquired(table, create=False)
->>>>>>> dc7da3d (Words of table/ and client/: names say what they hold; participants have a view instead of forwarding to it)
+    open_table = await acquired(table, create=False)
     try:
         with open_table.scope.call():
             return await _Erasing(tables, maintenance, open_table, rows, options).run()

@@ -266,20 +266,12 @@ class SubscribedChanges(SubscriptionStep, Generic[K, V]):
 
 
 def open_table_subscription(
-<<<<<<< HEAD
-    tables: OpenTables, kind: TableSchema[K, V], arguments: SubscriptionArguments
-=======
-    tables: OpenTables, table_schema: TableSchema[K, V], options: Wanted
->>>>>>> dc7da3d (Words of table/ and client/: names say what they hold; participants have a view instead of forwarding to it)
+    tables: OpenTables, table_schema: TableSchema[K, V], arguments: SubscriptionArguments
 ) -> Opening[Subscription[SubscribedChanges[K, V]]]:
     """See `Table.subscription`."""
 
     async def open_handle() -> Subscription[SubscribedChanges[K, V]]:
-<<<<<<< HEAD
         arguments.check()
-=======
-        options.check()
->>>>>>> dc7da3d (Words of table/ and client/: names say what they hold; participants have a view instead of forwarding to it)
         if tables.shards.stack.readonly:
             refuse("a subscription")
         table = await tables.acquire(table_schema)
@@ -288,13 +280,9 @@ def open_table_subscription(
             await tables.release(table)
 
         try:
-<<<<<<< HEAD
-            return await opened(table.reading, arguments, _with_changes(kind), tables.shards.scope, release)
-=======
             return await opened(
-                table.reading, options, _with_changes(table_schema), tables.shards.scope, release
+                table.reading, arguments, _with_changes(table_schema), tables.shards.scope, release
             )
->>>>>>> dc7da3d (Words of table/ and client/: names say what they hold; participants have a view instead of forwarding to it)
         except BaseException:
             tables.shards.stack.supervisor.spawn(release(), "release a table")
             raise

@@ -211,18 +211,10 @@ class Table(Resource, Generic[K, V]):
         share: tuple[int, int] | None = None,
         lease_s: float | None = None,
     ) -> Opening[Subscription[SubscribedChanges[K, V]]]:
-<<<<<<< HEAD
-        """The consumer of that name, whose position is durable in the table's own state: it goes on behind
-        its last durable acknowledgement. Steps are those of `changes`; arguments as those of
-        `Client.subscription`."""
-        arguments = SubscriptionArguments(name, start, resume, expire_after, share, lease_s)
-        return open_table_subscription(self._tables, self._kind, arguments)
-=======
         """The consumer of that name. The state of the table keeps its position: it resumes after its last
         durable acknowledgement. Steps are those of `changes`; arguments as those of `Client.subscription`."""
-        options = Wanted(name, start, resume, expire_after, share, lease_s)
-        return open_table_subscription(self._tables, self._table_schema, options)
->>>>>>> dc7da3d (Words of table/ and client/: names say what they hold; participants have a view instead of forwarding to it)
+        arguments = SubscriptionArguments(name, start, resume, expire_after, share, lease_s)
+        return open_table_subscription(self._tables, self._table_schema, arguments)
 
     async def view(self) -> TableView:
         """The part of the table that this process has in memory."""
