@@ -87,7 +87,7 @@ async def erase(
     options: EraseOptions,
 ) -> Erasure:
     """See `Admin.erase`."""
-    kind = schema_of(table, tables)
+    table_schema = schema_of(table, tables)
     if keys is None and where is None:
         raise InvalidUsage(UsageKind.INVALID_TYPE, "erase: give keys, or a condition as where=")
     if isinstance(options.end_holds, str):
@@ -96,9 +96,9 @@ async def erase(
         raise TypeError(f"wait={shown(options.wait)} is not a timedelta")
     await tables.ready_to_filter(keys, where)
     if where is not None:
-        check_where(where, kind.schema)
+        check_where(where, table_schema.schema)
     keys_to_erase = listed(keys or ())
-    rows = RowsToErase(kind, kind.key_texts(keys_to_erase) if keys_to_erase else (), where)
+    rows = RowsToErase(table_schema, table_schema.key_texts(keys_to_erase) if keys_to_erase else (), where)
     if not options.dry_run and tables.shards.stack.readonly:
         refuse("an erasure")
     open_table = await acquired(table, create=False)
@@ -190,7 +190,7 @@ class _Erasing:
         absent = self._fitting - (await view.read(self._fitting)).keys()
         if (keys := self._asked.keys | absent) == self._extended.keys:
             return matches
-        self._extended = RowsToErase(self._asked.kind, keys, self._asked.where)
+        self._extended = RowsToErase(self._asked.table_schema, keys, self._asked.where)
         return await Search(self._shard, self._extended).run()
 
     async def _present(self) -> dict[str, str]:

@@ -27,8 +27,8 @@ class MatchingUpdates(NamedTuple):
 class RowsToErase:
     """The rows to erase: those with these keys, and those for which a condition is true."""
 
-    def __init__(self, kind: TableSchema[Any, Any], keys: Collection[str], where: Any) -> None:
-        self.kind = kind
+    def __init__(self, table_schema: TableSchema[Any, Any], keys: Collection[str], where: Any) -> None:
+        self.table_schema = table_schema
         self.keys = frozenset(keys)
         """As canonical JSON, as in positions of subscriptions."""
         self.where = where
@@ -54,13 +54,13 @@ class RowsToErase:
             mask = [key in self.keys for key in _texts(candidates, "key")]
             yield candidates.filter(pa.array(mask, pa.bool_()))
         if self.where is not None:
-            fits = apply_where(rows, self.where, self.kind.schema)
+            fits = apply_where(rows, self.where, self.table_schema.schema)
             yield fits.filter(pa.array([key not in self.keys for key in _texts(fits, "key")], pa.bool_()))
 
     @cached_property
     def by_keys(self) -> WantedKeys:
         """The keys in the form for reads; at least one."""
-        return wanted_keys(self.kind, sorted(self.keys))
+        return wanted_keys(self.table_schema, sorted(self.keys))
 
 
 def _texts(rows: pa.Table, name: str) -> list[str]:

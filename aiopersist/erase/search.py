@@ -131,7 +131,7 @@ class Search:
             self._tell("unread", f"{key}: {error}")
 
     def _matches_in_blob(self, data: bytes) -> Iterator[MatchingUpdates]:
-        for table in iter_rows(data, self._schemas, self._rows.kind.schema):
+        for table in iter_rows(data, self._schemas, self._rows.table_schema.schema):
             yield self._rows.of(table)
 
     @property
@@ -148,7 +148,7 @@ class Search:
                 continue
             if part.checksum not in self._matches:
                 rows = decode_inline(part.inline, self._shard.schema(part.schema_id), part.checksum)
-                self._matches[part.checksum] = self._rows.of(adapt(rows, self._rows.kind.schema))
+                self._matches[part.checksum] = self._rows.of(adapt(rows, self._rows.table_schema.schema))
             yield self._matches[part.checksum]
 
     def _look_at_positions(self, records: Iterable[SubscriptionRecord], place: str) -> None:

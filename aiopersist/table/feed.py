@@ -70,7 +70,7 @@ class Feed(Resource, Generic[K, V]):
     def __init__(
         self,
         opened: "Callable[[], Awaitable[OpenTable]]",
-        kind: TableSchema[K, V],
+        table_schema: TableSchema[K, V],
         cursor: str | None,
         as_of: int | datetime | None,
         start: str | None,
@@ -83,10 +83,10 @@ class Feed(Resource, Generic[K, V]):
         if sum(argument is not None for argument in (cursor, as_of, start)) > 1:
             raise InvalidUsage(UsageKind.INVALID_CURSOR, "give one of cursor, as_of and start")
         self._opened = opened
-        self._table_schema = kind
+        self._table_schema = table_schema
         self._start = cursor, as_of, start
         self._keys = None if keys is None else listed(keys)
-        self._texts = None if self._keys is None else frozenset(kind.key_texts(self._keys))
+        self._texts = None if self._keys is None else frozenset(table_schema.key_texts(self._keys))
         texts = None if self._texts is None else "\n".join(sorted(self._texts))
         self._chosen = "" if texts is None else sha256(texts.encode()).hexdigest()
         self._step_bytes: int | None = None

@@ -48,13 +48,13 @@ class Table(Resource, Generic[K, V]):
     """At most one value per key. Opens at its first use, or at once if it is awaited or entered. Many tasks
     may use it at once. All handles of a client on one table share a view."""
 
-    def __init__(self, tables: OpenTables, kind: TableSchema[K, V], resident: bool | None) -> None:
+    def __init__(self, tables: OpenTables, table_schema: TableSchema[K, V], resident: bool | None) -> None:
         if resident not in (None, True, False):
             raise TypeError(f"resident={shown(resident)} is neither None nor a bool")
         self._tables = tables
-        self._table_schema = kind
+        self._table_schema = table_schema
         self._resident = resident
-        tables.met(kind)
+        tables.met(table_schema)
         self._size_max = tables.shards.stack.settings.update_size_max
         self._opening: asyncio.Task[OpenTable] | None = None
         self._closed = False
