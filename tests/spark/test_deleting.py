@@ -193,7 +193,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], type[ap.Error], Any, str]] =
         lambda sc, df: sc.write_df(df, "s", mode="delete"),
         ap.InvalidUsage,
         USAGE.INVALID_COLUMN,
-        "'val': a deletion takes the columns of the key alone: key",
+        "'val': a deletion takes only the columns of the key: key",
     ),
     "no column of the key": (
         lambda sc, df: sc.write_df(df.select(), "s", mode="delete"),

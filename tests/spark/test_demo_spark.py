@@ -20,7 +20,7 @@ def test_two_demos_at_once_are_refused(tmp_path: Path) -> None:
     result = demo("--spark", "--indexed", cwd=tmp_path)
     assert (result.status, one_line(result)) == (
         2,
-        "aiopersist: --tables, --indexed and --spark are demos of their own: choose one\n",
+        "aiopersist: --tables, --indexed and --spark are separate demos: choose one\n",
     )
 
 
