@@ -232,8 +232,8 @@ class Snapshot(PinnedRead, Generic[K, V]):
         if table.num_rows < ROWS_ON_THE_LOOP:
             return query.rows(table)
         rows: list[tuple[Any, ...]] = []
-        for rows in slices(table):
-            rows += await self._fetch.stack.compute(_kept_rows, query, rows)
+        for part in slices(table):
+            rows += await self._fetch.stack.compute(_kept_rows, query, part)
         return rows
 
     def _batches(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
