@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from aiopersist.base.errors import InvalidUsage, ShardFinalized, UnknownShard, UsageKind
 from aiopersist.base.failures import Backoff
 from aiopersist.base.frontier import Antichain
-from aiopersist.base.resource import Opening, Resource, Scope, shared
+from aiopersist.base.resource import Opening, Resource, shared
 from aiopersist.data.lazy import are_imported, import_all, is_warm, warm_up
 from aiopersist.read.session import ReadSession
 from aiopersist.shard.instant import LOOK_S, has_passed, wall_time
@@ -63,8 +63,9 @@ class OpenTable(Resource):
         self._writing = writing
         self._participant = None if writing is None else TableParticipant(self.view, writing)
         self._following: asyncio.Task[None] | None = None
-        self._scope = reading.scope
-        self._scope.what = f"table {table_schema.name!r}"
+        self.scope = self._scope = reading.scope
+        """Of calls on the table."""
+        self.scope.what = f"table {table_schema.name!r}"
         self.users = 0
         """Handles, subscriptions and transactions that use it; the last one closes it."""
 
@@ -76,14 +77,12 @@ class OpenTable(Resource):
         `create`, else raise `NotCreated`."""
         shard = await _table_shard(shards, table_schema, create=create)
         await shard.hold.acquire()
-        reading: ReadSession[Any, Any] = ReadSession(shard, table_schema.schema, shards.scope, None)
+        schema = table_schema.schema
+        reading: ReadSession[Any, Any] = ReadSession(shard, schema, shards.scope, None)
         try:
             writing = None
             if not shards.stack.readonly:
-                context = StagingContext(
-                    shard, table_schema.schema, shard.schema_id(table_schema.schema), shards.scope
-                )
-                writing = Session(context)
+                writing = Session(StagingContext(shard, schema, shard.schema_id(schema), shards.scope))
             table = cls(table_schema, reading, writing, resident)
             await table.view.open()
         except BaseException:
@@ -93,11 +92,6 @@ class OpenTable(Resource):
         work = table._follow()
         table._following = shards.stack.supervisor.background(work, f"follow {shard.label}")
         return table
-
-    @property
-    def scope(self) -> Scope:
-        """The scope of calls on it."""
-        return self._scope
 
     @property
     def participant(self) -> TableParticipant:
@@ -124,7 +118,7 @@ class OpenTable(Resource):
 
     async def aclose(self) -> None:
         """Stop following, and release the writer and the holds. Idempotent."""
-        if not self._scope.close():
+        if not self.scope.close():
             return
         if self._following is not None:
             self._following.cancel()
@@ -328,7 +322,7 @@ def _has_opened(task: "asyncio.Task[OpenTable]", table: OpenTable) -> bool:
 
 def _is_over(task: "asyncio.Task[OpenTable]") -> bool:
     table = task.result()
-    return table._scope.closed or table.shard.state.finalized
+    return table.scope.closed or table.shard.state.finalized
 
 
 async def until_created(

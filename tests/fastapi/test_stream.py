@@ -224,7 +224,7 @@ async def test_the_hold_ends_with_the_client(app: FastAPI) -> None:
 async def streams_that_hold(app: FastAPI, table: apf.AppTable[str, Any] = stock) -> int:
     """The needs of history beside that of the table's view."""
     hold = (await opened(table.of(app))).shard.hold
-    return sum(hold._needs.values()) - 1
+    return sum(hold._pins.values()) - 1
 
 
 async def test_the_end_of_the_server_ends_streams_and_their_holds(app: FastAPI) -> None:

@@ -122,7 +122,7 @@ async def test_what_a_closed_handle_left_open_holds_nothing(what: str) -> None:
         mover = await other.reader("s", SCHEMA, hold=0)
         await since_is_let_go(mover, other, 9, downgrade=9)
         assert not shard_of(stays).register.pins
-        assert not shard_of(stays).hold._needs
+        assert not shard_of(stays).hold._pins
         await commit(writer)
 
 

@@ -42,10 +42,10 @@ async def test_what_was_dropped_without_a_close_is_released_with_its_handle(clie
     listen = await reader.listen(as_of=2)
     del snapshot, listen
     gc.collect()
-    assert shard.register.pins and shard.hold._needs
+    assert shard.register.pins and shard.hold._pins
     await reader.aclose()
     assert not shard.register.pins
-    assert not shard.hold._needs
+    assert not shard.hold._pins
     assert not reader._scope._children
 
 
@@ -67,7 +67,7 @@ async def test_a_snapshot_cancelled_after_its_wait_needs_nothing(
     hold = shard_of(reader).hold
     opening = asyncio.create_task(session_of(reader).snapshot(6, True))
     await waiting(opening)
-    assert hold._needs
+    assert hold._pins
     reached = asyncio.Event()
 
     async def ensure() -> None:
@@ -81,7 +81,7 @@ async def test_a_snapshot_cancelled_after_its_wait_needs_nothing(
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
-    assert not hold._needs
+    assert not hold._pins
 
 
 @pytest.mark.parametrize("failing", ["own", "opened"])

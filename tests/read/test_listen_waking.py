@@ -137,7 +137,7 @@ async def test_hundreds_of_listens_on_one_shard(mem: ap.Client) -> None:
     assert counts == [10] * 270
     assert mem.metrics["consensus.head"].count - heads < 100
     assert not shard_of(reader).register.pins
-    assert not shard_of(reader).hold._needs
+    assert not shard_of(reader).hold._pins
 
 
 async def test_a_slow_consumer_gets_larger_steps(mem: ap.Client) -> None:

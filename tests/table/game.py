@@ -103,7 +103,7 @@ class Actor:
             now = await self.player.client.table(name, str, str, resident=resident).view()
         except (ap.StorageUnavailable, ap.Indeterminate):
             return
-        self.game.counts["became resident" if now.resident else "became parted"] += now.resident != before
+        self.game.counts["became resident" if now.resident else "became partial"] += now.resident != before
 
     async def _maintain(self, rng: random.Random) -> None:
         client = self.player.client

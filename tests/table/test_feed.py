@@ -338,7 +338,7 @@ async def test_steps_that_begin_at_once_share_one_opening(quiet: ap.Client) -> N
     table = quiet.table("t", str, int)
     await table.put("k", 1)
     hold = (await table._open()).shard.hold
-    before = hold._needs.total()
+    before = hold._pins.total()
     feed = table.changes()
     steps = [asyncio.create_task(anext(feed)) for _ in range(2)]
     await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
@@ -346,17 +346,17 @@ async def test_steps_that_begin_at_once_share_one_opening(quiet: ap.Client) -> N
     found = await in_time(asyncio.gather(*steps))
     assert [(change.old, change.new) for change in changes_of(found)] == [(None, 1), (1, 2)]
     await feed.aclose()
-    assert hold._needs.total() == before
+    assert hold._pins.total() == before
 
 
 async def test_a_feed_that_is_closed_while_it_opens_holds_nothing(quiet: ap.Client) -> None:
     table = quiet.table("t", str, int)
     await table.put("k", 1)
     hold = (await table._open()).shard.hold
-    before = hold._needs.total()
+    before = hold._pins.total()
     feed = table.changes()
     step = asyncio.create_task(anext(feed))
     await asyncio.sleep(0)
     await feed.aclose()
     assert await refused(in_time(step)) is ap.UsageKind.CLOSED
-    assert hold._needs.total() == before
+    assert hold._pins.total() == before

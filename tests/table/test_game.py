@@ -44,7 +44,7 @@ def test_brief_games() -> None:
     counts: Counter[str] = Counter()
     for seed in range(2 if QUICK else GAMES_MAX):
         counts += game.play_brief(seed)
-        missing = [what for what in (*HAPPENS, "became resident", "became parted") if not counts[what]]
+        missing = [what for what in (*HAPPENS, "became resident", "became partial") if not counts[what]]
         if seed >= 3 and not missing:
             break
     assert not missing or QUICK, (missing, counts)

@@ -99,7 +99,7 @@ async def test_calls_with_large_vals(quiet: ap.Client, turns: Turns) -> None:
     assert turns.most["vals"] <= ON_THE_LOOP_BYTES
 
 
-@pytest.mark.parametrize("resident", [True, False], ids=["resident", "parted"])
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "partial"])
 async def test_a_put_of_many_entries(quiet: ap.Client, turns: Turns, resident: bool) -> None:
     """Their comparison with what is there, and what the view takes; also in a client that catches up."""
     count = 5 * SLICE_KEYS
@@ -302,18 +302,21 @@ async def test_the_keys_of_a_view_that_ceases_to_have_all_stay_known(
     began, go = asyncio.Event(), asyncio.Event()
 
     async def slowly(session: Any, schema: Any, *args: Any) -> dict[str, str]:
-        if schema.name == "parted":
+        if schema.name == "partial":
             began.set()
             await go.wait()
         return await look_up(session, schema, *args)
 
     monkeypatch.setattr("aiopersist.table.view.view.look_up", slowly)
     async with ap.open(**elsewhere._asdict(), maintenance=False) as client:
-        for name in ("whole", "parted"):
+        for name in ("whole", "partial"):
             await client.table(name, str, int).put("k", 1)
     async with ap.open(**elsewhere._asdict(), maintenance=False) as client:
-        whole, parted = client.table("whole", str, int), client.table("parted", str, int, resident=False)
-        participants = (await opened(whole)).participant, (await opened(parted)).participant
+        whole, partial_table = (
+            client.table("whole", str, int),
+            client.table("partial", str, int, resident=False),
+        )
+        participants = (await opened(whole)).participant, (await opened(partial_table)).participant
         operation = PendingOperation(participants, lambda *cells: None, (['"k"'], ['"k"']), participants[0])
         with ExitStack() as kept:
             fetching = asyncio.create_task(client._services.tables.group._fetch_keys([operation], kept))
@@ -333,7 +336,7 @@ async def t_puts(client: ap.Client) -> None:
         await asyncio.gather(*(t.put(f"k{n}", "x" * VAL) for n in range(20)))
 
 
-@pytest.mark.parametrize("resident", [True, False], ids=["resident", "parted"])
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "partial"])
 async def test_nobody_sees_half_of_a_put(quiet: ap.Client, resident: bool) -> None:
     """While a view takes many changes, in several turns: readers see all of them, or none."""
     count, seen = 5 * SLICE_KEYS, set[int]()
@@ -364,7 +367,7 @@ async def test_nobody_sees_half_of_a_put(quiet: ap.Client, resident: bool) -> No
         assert await t.count() == count + 10
 
 
-@pytest.mark.parametrize("resident", [True, False], ids=["resident", "parted"])
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "partial"])
 @pytest.mark.parametrize("many_first", [True, False], ids=["many first", "few first"])
 async def test_nobody_sees_half_of_a_commit(quiet: ap.Client, resident: bool, many_first: bool) -> None:
     """Goal: of a commit that changes few keys of one table and many of another, each body of a transaction

@@ -45,7 +45,7 @@ async def compacted(location: Any) -> AsyncIterator[None]:
         yield
 
 
-def open_parted(location: Any, **settings: Any) -> Any:
+def open_partial(location: Any, **settings: Any) -> Any:
     limits = ap.Settings(**{**SMALL, "blob_cache_bytes": 0, "watch_timeout_s": 0.05, **settings})
     return ap.open(blob=location.blob, consensus=location.consensus, settings=limits, maintenance=False)
 
@@ -54,7 +54,7 @@ async def test_a_key_costs_two_requests(location: StoreUrls) -> None:
     """The first get of a key reads an index and a row group, the next one of that part a row group. A key
     that is known, or beyond all parts, costs nothing."""
     dice = random.Random(1)
-    async with compacted(location), open_parted(location) as client:
+    async with compacted(location), open_partial(location) as client:
         table = await client.table("t", str, str, resident=False)
         assert blob_reads(client) == 0, "opening reads nothing"
         found = []
@@ -84,7 +84,7 @@ async def test_the_history_of_a_key_lies_in_one_part(location: StoreUrls) -> Non
         for n in range(7):
             await table.put_many({key(k): val(n + k) for k in range(60)})
         await client.force_compaction("t")
-    async with open_parted(location) as client:
+    async with open_partial(location) as client:
         table = await client.table("t", str, str, resident=False)
         state = await client._shards.at(await client.shard_id("t")).open()
         assert sum(len(batch.parts) for batch in state.batches.values()) > 15
@@ -95,7 +95,7 @@ async def test_the_history_of_a_key_lies_in_one_part(location: StoreUrls) -> Non
 
 
 async def test_a_put_costs_a_look_up_and_a_commit(location: StoreUrls) -> None:
-    async with compacted(location), open_parted(location, inline_writes_single_max_bytes=16_384) as client:
+    async with compacted(location), open_partial(location, inline_writes_single_max_bytes=16_384) as client:
         table = await client.table("t", str, str, resident=False)
         await table.put("a", "registers the writer")
         before = sent(client)
@@ -111,7 +111,7 @@ async def test_a_put_costs_a_look_up_and_a_commit(location: StoreUrls) -> None:
 
 async def test_entries_are_read_as_they_are_asked_for(location: StoreUrls) -> None:
     """Goal: an iteration that ends early has read a few row groups of a table of many, wherever it began."""
-    async with compacted(location), open_parted(location, read_memory_bytes=60_000) as client:
+    async with compacted(location), open_partial(location, read_memory_bytes=60_000) as client:
         table = await client.table("t", str, str, resident=False)
         before = blob_reads(client)
         assert len(await entries(table)) == COUNT
@@ -126,7 +126,7 @@ async def test_entries_are_read_as_they_are_asked_for(location: StoreUrls) -> No
 
 
 async def test_keys_of_a_time_are_one_scan(location: StoreUrls) -> None:
-    async with compacted(location), open_parted(location) as client:
+    async with compacted(location), open_partial(location) as client:
         table = await client.table("t", str, str, resident=False)
         time = (await table.view()).upper.time - 1
         await table.put(key(0), "later")

@@ -24,7 +24,7 @@ async def events(caller: Caller, count: int) -> None:
 
 async def until_it_holds(shard: Shard, needs: int) -> None:
     async with asyncio.timeout(GUARD_S):
-        while sum(shard.hold._needs.values()) != needs:
+        while sum(shard.hold._pins.values()) != needs:
             await asyncio.sleep(0.01)
 
 
@@ -35,7 +35,7 @@ async def test_a_visitor_that_takes_nothing_is_given_up(
     table = mem.table("t", str, int)
     await table.put("a", 1)
     shard = (await opened(table)).shard
-    before = sum(shard.hold._needs.values())
+    before = sum(shard.hold._pins.values())
     async with visitor(inspector(mem)) as caller:
         await events(caller, 1)
         await until_it_holds(shard, before + 1)

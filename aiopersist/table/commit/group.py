@@ -53,7 +53,7 @@ from aiopersist.table.commit.participant import (
     WrittenParticipant,
     check_distinct,
 )
-from aiopersist.table.commit.plan import Done, PendingOperation, Plan, Planned, Repeated, Speculation
+from aiopersist.table.commit.plan import Done, PendingOperation, Plan, Repeated, ShardPlan, Speculation
 from aiopersist.table.view.contents import SLICE_KEYS
 from aiopersist.table.view.view import View
 from aiopersist.write.append import append_all
@@ -89,7 +89,7 @@ class TableCommits:
         """For commits that move subscriptions or record ids in shards to which they do not append."""
         self.stood_back_s = 0.0
         """The total time for which it has let other clients go first."""
-        self._together = True
+        self._commits_several = True
         """Whether the store can write several shards at one moment; `True` until it refuses."""
 
     @property
@@ -134,11 +134,11 @@ class TableCommits:
             turn.callback(limit.cancel)
             yield
 
-    async def quiet(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Within `exclusive`: wait until earlier operations are decided, for `EXCLUSIVE_S` at most."""
         await self._queue.idle(EXCLUSIVE_S)
 
-    async def free(self) -> None:
+    async def wait_until_free(self) -> None:
         """Return once no transaction is exclusive, or its time is over."""
         await self._free.wait()
 
@@ -151,18 +151,18 @@ class TableCommits:
 
     def _enqueue(self, operation: PendingOperation) -> None:
         self._queue.add(operation)
-        self.speculation.came(operation)
+        self.speculation.enqueue(operation)
 
     async def _carry_out_next(self) -> None:
         async with self.turn:
-            await self._answered(self._queue.take(OPERATIONS_MAX))
+            await self._carry_out(self._queue.take(OPERATIONS_MAX))
 
     async def decided(self) -> None:
         """Return once the group that was begun before this call has happened, or never will."""
         async with self.turn:
             return
 
-    async def _answered(self, group: Sequence[PendingOperation]) -> None:
+    async def _carry_out(self, group: Sequence[PendingOperation]) -> None:
         """Carry them out; each gets its result, or the error."""
         try:
             tracing = self._stack.tracing
@@ -170,7 +170,7 @@ class TableCommits:
                 try:
                     await self._in_rounds(group)
                 finally:
-                    self._plans((), None)
+                    self._set_plan((), None)
         except (
             CodecMismatch,
             Corruption,
@@ -196,14 +196,14 @@ class TableCommits:
         if len(rest) == 1:
             rest[0].give(error)
         elif len(by_shards) > 1:
-            self._together = self._together and not isinstance(error, Unsupported)
+            self._commits_several = self._commits_several and not isinstance(error, Unsupported)
             for operations in by_shards.values():
-                await self._answered(operations)
+                await self._carry_out(operations)
         else:
             for operation in rest:
-                await self._answered([operation])
+                await self._carry_out([operation])
 
-    def _plans(self, group: Sequence[PendingOperation], plan: Plan | None) -> None:
+    def _set_plan(self, group: Sequence[PendingOperation], plan: Plan | None) -> None:
         """The group has this plan, or none yet."""
         self._next_group = group if plan is None else plan.rest
         self.speculation.planned({} if plan is None else plan.overlays)
@@ -211,10 +211,10 @@ class TableCommits:
     async def _in_rounds(self, group: Sequence[PendingOperation]) -> None:
         looked: set[Participant] = set()
         while group := [operation for operation in group if not operation.answer.done()]:
-            self._plans(group, None)
+            self._set_plan(group, None)
             participants = dict.fromkeys([p for operation in group for p in operation.shards])
             if len(participants) > 1:
-                if not self._together and len({frozenset(op.shards) for op in group}) > 1:
+                if not self._commits_several and len({frozenset(op.shards) for op in group}) > 1:
                     raise Unsupported("the store writes one shard at a time")
                 check_distinct(participants)
             registers = [p.register for p in participants]
@@ -259,7 +259,7 @@ class TableCommits:
             for _ in plan.steps():
                 await self._stack.runtime.sleep(0)
             if plan.is_current:
-                self._plans(group, plan)
+                self._set_plan(group, plan)
                 return plan
         finally:
             if kept is not None:
@@ -292,7 +292,7 @@ class TableCommits:
                 return
             await run_bounded(LOOKS_AT_ONCE, [partial(view.fetch, keys) for view, keys in missing.items()])
 
-    async def _done(self, group: Sequence[PendingOperation], parts: Sequence[Planned], time: int) -> None:
+    async def _done(self, group: Sequence[PendingOperation], parts: Sequence[ShardPlan], time: int) -> None:
         """The commit at `time` has these. Apply them to all views in one turn of the loop, since bodies read
         several views as of one moment (`transaction/consistent_read.py`), and answer."""
         upper = successor(time)
@@ -333,12 +333,12 @@ class TableCommits:
         looked.update(tables)
         return {table for table in tables if table.state.upper == plan.shards[table].lower}
 
-    async def _commit(self, parts: Sequence[Planned], acks: JointAcks, now: float) -> int:
+    async def _commit(self, parts: Sequence[ShardPlan], acks: JointAcks, now: float) -> int:
         """Write these shards at one time, with `acks`, and return it."""
         least = [time for planned in parts for time in planned.lower.elements if isinstance(time, int)]
         time = max(micros(now), self._stack.clock.seen, *least)
         appends: list[PendingAppend] = []
-        records: list[Planned] = []
+        records: list[ShardPlan] = []
         has_acks = bool(acks)
         for planned in parts:
             if isinstance(planned.participant, WrittenParticipant):
@@ -360,7 +360,7 @@ class TableCommits:
             self._slots = defaultdict(Slot, busy)
         return time
 
-    async def _remembered(self, planned: Planned, time: int) -> Attempt:
+    async def _remembered(self, planned: ShardPlan, time: int) -> Attempt:
         """The attempt that records the ids of the group in a shard to which it does not append, once the
         attempt before it is settled."""
         shard, settings = planned.participant.shard, self._stack.settings
@@ -376,7 +376,7 @@ class TableCommits:
                 await settle(self._slots[shard])
 
     async def _append(
-        self, planned: Planned, participant: WrittenParticipant, acks: tuple[Ack, ...], time: int
+        self, planned: ShardPlan, participant: WrittenParticipant, acks: tuple[Ack, ...], time: int
     ) -> PendingAppend:
         once = Once(tuple(planned.hashes), self._stack.settings.once_keep_s)
         writes, updates = planned.writes, None

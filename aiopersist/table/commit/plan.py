@@ -133,7 +133,7 @@ class PendingOperation(Struct, eq=False):
             self.give(Done(time, self.planned.result) if error is None else error)
 
 
-class Planned(Struct, eq=False):
+class ShardPlan(Struct, eq=False):
     """The part of a plan for one shard."""
 
     participant: Participant
@@ -191,7 +191,7 @@ class Plan:
 
     def __init__(self, group: Iterable[PendingOperation], now: float) -> None:
         self.rest = [operation for operation in group if not operation.answer.done()]
-        self.shards: dict[Participant, Planned] = {}
+        self.shards: dict[Participant, ShardPlan] = {}
         self.acks = JointAcks()
         self._now = now
         for operation in self.rest:  # the views as of one moment, also if one changes meanwhile
@@ -226,7 +226,7 @@ class Plan:
         return {p: (p.view.upper, p.view.version) for p in self.shards}
 
     @property
-    def parts(self) -> list[Planned]:
+    def parts(self) -> list[ShardPlan]:
         """The shards that take part in the commit."""
         return [planned for planned in self.shards.values() if planned.takes_part]
 
@@ -235,9 +235,9 @@ class Plan:
         """The values of each shard after the plan."""
         return {participant: planned.overlay for participant, planned in self.shards.items()}
 
-    def _of(self, participant: Participant) -> Planned:
+    def _of(self, participant: Participant) -> ShardPlan:
         if participant not in self.shards:
-            self.shards[participant] = Planned(
+            self.shards[participant] = ShardPlan(
                 participant, Overlay(participant.view.contents.val_of), participant.view.upper
             )
         return self.shards[participant]
@@ -271,7 +271,7 @@ class Plan:
             return None
         return call.refusal or Conflicted(())
 
-    def _apply(self, operation: PendingOperation, tables: Sequence[Planned]) -> None:
+    def _apply(self, operation: PendingOperation, tables: Sequence[ShardPlan]) -> None:
         outcome = operation.planned = operation.run_on([planned.overlay for planned in tables])
         if outcome.error is not None:
             if isinstance(outcome.error, Conflicted):
@@ -303,9 +303,9 @@ class Speculation:
         self.version = 0
         """Rises with every change."""
         self._planned: Mapping[Participant, Overlay] = {}
-        self._planned_on: dict[TableParticipant, int] = {}
+        self._planned_versions: dict[TableParticipant, int] = {}
         self._overlays: dict[Participant, Overlay] = {}
-        self._rests_on: dict[TableParticipant, int] = {}
+        self._versions_below: dict[TableParticipant, int] = {}
         """The tables below it, and the version of each view."""
         self._new: list[PendingOperation] = []
         """Operations that came last, and are not applied yet."""
@@ -316,8 +316,10 @@ class Speculation:
         """A plan with these values, made on the current views, is being committed. Empty: there is none."""
         tables = [p for p in overlays if isinstance(p, TableParticipant)]
         self._planned = overlays if len(tables) <= TABLES_MAX else {}
-        self._planned_on = {participant: participant.view.version for participant in tables if self._planned}
-        self._rests_on = dict(self._planned_on)
+        self._planned_versions = {
+            participant: participant.view.version for participant in tables if self._planned
+        }
+        self._versions_below = dict(self._planned_versions)
         self._is_stale = True
         self._new.clear()
 
@@ -326,14 +328,14 @@ class Speculation:
         self._is_stale = True
         self._new.clear()
 
-    def came(self, operation: PendingOperation) -> None:
+    def enqueue(self, operation: PendingOperation) -> None:
         """The operation has joined the queue."""
         if not self._is_stale and self._room > len(self._new):
             self._new.append(operation)
 
     def refresh(self) -> Collection[TableParticipant]:
         """Bring it up to date, and return the tables below it."""
-        for participant, version in self._rests_on.items():
+        for participant, version in self._versions_below.items():
             if participant.view.version != version:
                 self.planned({})
                 break
@@ -346,7 +348,7 @@ class Speculation:
             for operation in operations:
                 self._add(operation)
             self.version += 1
-        return self._rests_on.keys()
+        return self._versions_below.keys()
 
     def val_of(self, participant: TableParticipant, key: str) -> str | None:
         """The value of a key that the view has in memory, after `refresh`."""
@@ -354,7 +356,7 @@ class Speculation:
         return participant.view.contents.val_of(key) if overlay is None else overlay.val_of(key)
 
     def _begin(self) -> None:
-        self._rests_on = dict(self._planned_on)
+        self._versions_below = dict(self._planned_versions)
         self._overlays = {}
         self._new = list(islice(self._undecided(), OPERATIONS_MAX))
         self._room = OPERATIONS_MAX
@@ -363,7 +365,7 @@ class Speculation:
     def _add(self, operation: PendingOperation) -> None:
         """Let it run, and add its writes."""
         participants = operation.participants
-        tables = self._rests_on.keys() | participants
+        tables = self._versions_below.keys() | participants
         if operation.reruns or operation.answer.done() or len(tables) > TABLES_MAX:
             return
         if any(p.view.contents.unknown(keys) for p, keys in zip(participants, operation.keys, strict=True)):
@@ -373,7 +375,7 @@ class Speculation:
             for participant, cells in zip(participants, outcome.cells, strict=True):
                 self._overlays[participant].written.update(cells.written)
             for participant in participants:
-                self._rests_on.setdefault(participant, participant.view.version)
+                self._versions_below.setdefault(participant, participant.view.version)
 
     def _of(self, participant: Participant) -> Overlay:
         if participant not in self._overlays:

@@ -82,8 +82,7 @@ class Attempts:
         self.touched: dict[str, Touched] = {}
         """By the name of the table."""
         self.began_at = 0.0
-        """The beginning of the last body, by a clock that leaves out the time for which the client stood
-        back."""
+        """The beginning of the last body, by a clock that stops while the client stands back."""
         self.reads_ranges = False
         self._writes = self._unsupported = False
 
@@ -112,9 +111,8 @@ class Attempts:
 
 async def commit_reads(tables: OpenTables, attempts: Attempts) -> int:
     """Join the tables in one commit that changes nothing, and return its time."""
-    participants = tuple(
-        [(await opened(touched.handle)).participant for touched in attempts.touched.values()]
-    )
+    handles = [touched.handle for touched in attempts.touched.values()]
+    participants = tuple([(await opened(handle)).participant for handle in handles])
     keys = ((),) * len(participants)
     operation = PendingOperation(participants, lambda *cells: None, keys, participants[0], binds=True)
     try:

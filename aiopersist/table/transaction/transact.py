@@ -165,11 +165,11 @@ class Transactions:
         speculation = None if attempts.reads_ranges or attempt > QUIET_AFTER else group.speculation
         tx = Transaction(self._tables, self._consistent_read, speculation)
         try:
-            if exclusive:  # later, operations for which it waits would wait for it
+            if exclusive:  # before others wait for it: it may wait for them
                 await marks.turn()
             async with group.exclusive() if exclusive else NOTHING:
                 if exclusive and speculation is None:
-                    await group.quiet()
+                    await group.wait_until_idle()
                 attempts.began_at = self._tables.shards.stack.runtime.monotonic() - group.stood_back_s
                 result, error = await _run_body(tx, body, self._tables.shards.stack)
                 if error is not None and (repeat := await self._repeat(marks)) is not None:
@@ -178,7 +178,7 @@ class Transactions:
                 if operation is not None:
                     if not exclusive:
                         await marks.turn()
-                        await group.free()
+                        await group.wait_until_free()
                     tx._check_speculation()
                     group.add(operation, exclusive=exclusive)
                     marks.queued(True)
