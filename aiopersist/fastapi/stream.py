@@ -36,7 +36,7 @@ from aiopersist.fastapi.ids import EventIds
 from aiopersist.fastapi.problems import RETRY_AFTER_S, Problem, problem_of, problem_response
 from aiopersist.fastapi.sender import PROBLEM, StreamSender
 from aiopersist.read.cursor import OfAnotherHistory
-from aiopersist.table.feed import Feed, chosen_in, stack_of
+from aiopersist.table.feed import Feed, choice_of, stack_of
 
 HEARTBEAT_S = 15.0  # proxies close connections that are silent for 30 s or 60 s
 SEND_TIMEOUT_S = 30.0  # for a chunk of some 64 KiB
@@ -180,7 +180,7 @@ class EventStream(StreamingResponse):
         feed = self._first_feed()
         begins = "cursor" if self._cursor is not None else self._start or "contents"
         blob = (await stack_of(feed)).blob
-        ids = await EventIds.of(blob, self._bound_to, begins, chosen_in(feed))
+        ids = await EventIds.of(blob, self._bound_to, begins, choice_of(feed))
         place = None if self._cursor is None else EventPlace(self._cursor)
         try:
             if self._last_id is not None:

@@ -82,13 +82,13 @@ class Feed(Resource, Generic[K, V]):
             raise InvalidUsage(UsageKind.INVALID_TIME, f"start={shown(start)}: 'now' or None", time=start)
         if sum(argument is not None for argument in (cursor, as_of, start)) > 1:
             raise InvalidUsage(UsageKind.INVALID_CURSOR, "give one of cursor, as_of and start")
-        self._opened = opened
+        self._open_table = opened
         self._table_schema = table_schema
         self._start = cursor, as_of, start
         self._keys = None if keys is None else listed(keys)
         self._texts = None if self._keys is None else frozenset(table_schema.key_texts(self._keys))
         texts = None if self._texts is None else "\n".join(sorted(self._texts))
-        self._chosen = "" if texts is None else sha256(texts.encode()).hexdigest()
+        self._choice = "" if texts is None else sha256(texts.encode()).hexdigest()
         self._step_bytes: int | None = None
         self._updates: UpdateFeed[K, V] | None = None
         self._closed = False
@@ -102,7 +102,7 @@ class Feed(Resource, Generic[K, V]):
         return self
 
     async def __anext__(self) -> FeedStep[K, V]:
-        return await (await self._open()).next(self._formed)
+        return await (await self._open()).next(self._step_of)
 
     @property
     def cursor(self) -> str:
@@ -114,15 +114,15 @@ class Feed(Resource, Generic[K, V]):
     async def aclose(self) -> None:
         """Stop; idempotent."""
         self._closed = True
-        await self._updates_closed()
+        await self._close_updates()
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _formed(self, step: UpdatesStep) -> FeedStep[K, V]:
+    def _step_of(self, step: UpdatesStep) -> FeedStep[K, V]:
         changes = changes_in(step, self._table_schema, self._texts)
         return FeedStep(changes, step.upper, step.cursor, step.contents)
 
-    def _as_columns(self, step: UpdatesStep) -> "ColumnsStep[K, V]":
+    def _columns_of(self, step: UpdatesStep) -> "ColumnsStep[K, V]":
         rows = step.updates if step.contents else _in_order_of_time(step.updates, self._table_schema)
         if rows.get_total_buffer_size() > SHARED_BUFFERS * rows.nbytes:
             rows = rows.take(int64_array(range(rows.num_rows)))  # a copy: a slice keeps the whole buffers
@@ -133,17 +133,17 @@ class Feed(Resource, Generic[K, V]):
         are the updates."""
         async with self._opening:
             if self._updates is None and not self._closed:
-                self._updates = await self._begun()
+                self._updates = await self._open_updates()
         if self._closed:
-            await self._updates_closed()
+            await self._close_updates()
             raise InvalidUsage(UsageKind.CLOSED, "the feed is closed")
         assert self._updates is not None
         return self._updates
 
-    async def _begun(self) -> UpdateFeed[K, V]:
+    async def _open_updates(self) -> UpdateFeed[K, V]:
         where = None if self._keys is None else any_key(self._table_schema.schema, self._keys)
-        reading = (await self._opened()).reading
-        updates: UpdateFeed[K, V] = UpdateFeed(reading, where, self._chosen, self._step_bytes)
+        reading = (await self._open_table()).reading
+        updates: UpdateFeed[K, V] = UpdateFeed(reading, where, self._choice, self._step_bytes)
         cursor, as_of, start = self._start
         if cursor is not None:
             await updates.open_cursor(cursor)
@@ -153,7 +153,7 @@ class Feed(Resource, Generic[K, V]):
             await updates.open_contents(as_of)
         return updates
 
-    async def _updates_closed(self) -> None:
+    async def _close_updates(self) -> None:
         if self._updates is not None:
             await self._updates.aclose()
 
@@ -180,7 +180,7 @@ class ColumnsStep(Generic[K, V]):
             while not self.contents and end < count and self._is_one_change(end):
                 end += 1
             rows = self.rows.slice(start, end - start)
-            changes = _contents_in(rows, schema) if self.contents else _paired(rows, schema, self._texts)
+            changes = _contents_in(rows, schema) if self.contents else _changes_of(rows, schema, self._texts)
             yield changes, end == count
 
     def _is_one_change(self, row: int) -> bool:
@@ -198,7 +198,7 @@ def bound_feed(feed: Feed[Any, Any], step_bytes: int) -> None:
 
 async def next_columns(feed: Feed[K, V]) -> ColumnsStep[K, V]:
     """The next step of the feed, as columns."""
-    return await (await feed._open()).next(feed._as_columns)
+    return await (await feed._open()).next(feed._columns_of)
 
 
 def updates_of(feed: Feed[Any, Any]) -> UpdateFeed[Any, Any]:
@@ -208,14 +208,14 @@ def updates_of(feed: Feed[Any, Any]) -> UpdateFeed[Any, Any]:
     return feed._updates
 
 
-def chosen_in(feed: Feed[Any, Any]) -> str:
+def choice_of(feed: Feed[Any, Any]) -> str:
     """A text that identifies the choice of keys; empty: all keys."""
-    return feed._chosen
+    return feed._choice
 
 
 async def stack_of(feed: Feed[Any, Any]) -> Stack:
     """The stack of the table of a feed. Opens the table, not the feed."""
-    return (await feed._opened()).shard.stack
+    return (await feed._open_table()).shard.stack
 
 
 def changes_in(
@@ -226,7 +226,7 @@ def changes_in(
         return []
     if step.contents:
         return _contents_in(step.updates, table_schema)
-    return _paired(sort_and_consolidate(step.updates, table_schema.schema), table_schema, texts)
+    return _changes_of(sort_and_consolidate(step.updates, table_schema.schema), table_schema, texts)
 
 
 def _contents_in(updates: "pa.Table", table_schema: TableSchema[K, V]) -> list[Change[K, V]]:
@@ -241,7 +241,7 @@ def _in_order_of_time(updates: "pa.Table", table_schema: TableSchema[Any, Any]) 
     return net.take(pc.sort_indices(net, sort_keys=[("time", "ascending")])) if net.num_rows > 1 else net
 
 
-def _paired(
+def _changes_of(
     net: "pa.Table", table_schema: TableSchema[K, V], key_texts: frozenset[str] | None
 ) -> list[Change[K, V]]:
     """The changes of consolidated updates."""

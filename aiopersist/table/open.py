@@ -209,7 +209,7 @@ class OpenTables:
 
     async def _ready_for(self, table_schema: TableSchema[Any, Any]) -> None:
         """Import the modules that views of such tables need on the event loop."""
-        if not table_schema.is_plain:
+        if not table_schema.needs_no_columns:
             await self.ready()
         modules = [PARQUET, POLARS] if table_schema.has_lists else [PARQUET]
         if not are_imported(modules):

@@ -62,19 +62,19 @@ class TableSchema(Generic[K, V]):
         self._key_text, self._val_text = writer_of(self.schema.key), writer_of(self.schema.val)
         self._has_exact_keys = are_exact(self.schema.key)
         self._val, key = reader_of(self.schema.val), reader_of(self.schema.key)
-        self.is_plain = self._val is not None and key is not None
+        self.needs_no_columns = self._val is not None and key is not None
         """Whether most keys and values are converted one by one, without columns."""
-        plain = plain_types(self.schema)
-        self._few = (key, self._val) if key and self._val and plain else None
+        types = plain_types(self.schema)
+        self._few = (key, self._val) if key and self._val and types else None
         self.has_lists = has_lists(self.schema.val.codec.arrow_type)
-        self.imports_nothing = plain is not None and plain.encoders is not None
+        self.imports_nothing = types is not None and types.encoders is not None
         """Whether columns of its keys and values are made without pandas."""
 
     # --- in --------------------------------------------------------------------------------------
 
-    def plain_key_text(self, key: Any) -> str | None:
+    def quick_key_text(self, key: Any) -> str | None:
         """The text of one key, unless the key or the values need columns."""
-        return self._key_text(key) if self.is_plain else None
+        return self._key_text(key) if self.needs_no_columns else None
 
     def key_text(self, key: Any) -> str:
         """The text of one key; `InvalidUpdate` for a value that is no key."""

@@ -84,7 +84,7 @@ class Table(Resource, Generic[K, V]):
         """The value of `key`, or `None`. Linearizable, by one read of the head; calls that began before it
         was sent share it. `stale=True`: from the state that this process has, without a request. `as_of`: at
         that time, as by `Snapshot`."""
-        text = self._table_schema.plain_key_text(key)
+        text = self._table_schema.quick_key_text(key)
         if text is None:
             await self._tables.ready()
             text = self._table_schema.key_text(key)

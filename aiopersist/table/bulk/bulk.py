@@ -204,7 +204,7 @@ class Bulk:
             new = await stack.enter_async_context(
                 aclosing(merged(self._fetch, runs, Selection(), "", final=False))
             )
-            async for table in _with_end(self._while_there(new)):
+            async for table in _with_end(self._spilled_tables(new)):
                 await self.compute(replacing.add, table)
                 progressing.advance(table.num_rows if table is not None else 0)
                 while old is not None and replacing.needs_old:
@@ -302,11 +302,11 @@ class Bulk:
         texts = await self._keys_of(table)
         unknown = [text for text in dict.fromkeys(texts) if text not in self._is_own_key]
         if unknown:
-            own_keys = await self._among_entries(unknown)
+            own_keys = await self._keys_of_entries(unknown)
             self._is_own_key.update((text, text in own_keys) for text in unknown)
         return table.filter(pa.array([self._is_own_key[text] for text in texts], pa.bool_()))
 
-    async def _among_entries(self, keys: list[str]) -> set[str]:
+    async def _keys_of_entries(self, keys: list[str]) -> set[str]:
         """The keys that entries have."""
         table_schema = self.participant.view.table_schema
         selected = await self.compute(wanted_keys, table_schema, keys)
@@ -355,7 +355,7 @@ class Bulk:
             text = "the entries of the put were deleted while the process stood still: put them again"
             raise EntriesExpired(text, shard_id=self.participant.writer.shard.id) from error
 
-    async def _while_there(self, tables: AsyncIterator[pa.Table]) -> AsyncGenerator[pa.Table, None]:
+    async def _spilled_tables(self, tables: AsyncIterator[pa.Table]) -> AsyncGenerator[pa.Table, None]:
         with self._reading_entries():
             async for table in tables:
                 yield table

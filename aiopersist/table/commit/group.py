@@ -209,7 +209,7 @@ class TableCommits:
         self.speculation.planned({} if plan is None else plan.overlays)
 
     async def _in_rounds(self, group: Sequence[PendingOperation]) -> None:
-        looked: set[Participant] = set()
+        checked: set[Participant] = set()
         while group := [operation for operation in group if not operation.answer.done()]:
             self._set_plan(group, None)
             participants = dict.fromkeys([p for operation in group for p in operation.shards])
@@ -234,7 +234,7 @@ class TableCommits:
                 try:
                     time = await self._commit(parts, plan.acks, now)
                 except UpperMismatch as error:  # raised after a read of the head of its shard
-                    looked.update(p.participant for p in parts if p.participant.shard.id == error.shard_id)
+                    checked.update(p.participant for p in parts if p.participant.shard.id == error.shard_id)
                     continue
                 except RepeatedMark:  # another client recorded one of the ids meanwhile
                     continue
@@ -244,8 +244,8 @@ class TableCommits:
                     raise
                 await self._done(group, parts, time)
             else:
-                await self._answer([op for op in group if len(op.participants) == 1], looked)
-                await self._answer(group, await self._unmoved(group, plan, looked))
+                await self._answer([op for op in group if len(op.participants) == 1], checked)
+                await self._answer(group, await self._unmoved(group, plan, checked))
 
     async def _planned(
         self, group: Sequence[PendingOperation], participants: Iterable[Participant], now: float
@@ -323,14 +323,14 @@ class TableCommits:
         await for_each(answers, call, ANSWERS_AT_ONCE, self._stack.runtime)
 
     async def _unmoved(
-        self, group: Iterable[PendingOperation], plan: Plan, looked: set[Participant]
+        self, group: Iterable[PendingOperation], plan: Plan, checked: set[Participant]
     ) -> set[Participant]:
         """Read the heads of tables of operations without an answer; returns the tables that have not moved
         since the plan: every change of a table moves its upper."""
         open_ones = (op for op in group if not op.answer.done())
         tables = dict.fromkeys(table for operation in open_ones for table in operation.participants)
         await run_bounded(LOOKS_AT_ONCE, [table.look for table in tables])
-        looked.update(tables)
+        checked.update(tables)
         return {table for table in tables if table.state.upper == plan.shards[table].lower}
 
     async def _commit(self, parts: Sequence[ShardPlan], acks: JointAcks, now: float) -> int:
