@@ -312,23 +312,20 @@ async def test_the_keys_of_a_view_that_ceases_to_have_all_stay_known(
         for name in ("whole", "partial"):
             await client.table(name, str, int).put("k", 1)
     async with ap.open(**elsewhere._asdict(), maintenance=False) as client:
-        whole, partial_table = (
-            client.table("whole", str, int),
-            client.table("partial", str, int, resident=False),
-        )
-        participants = (await opened(whole)).participant, (await opened(partial_table)).participant
-        operation = PendingOperation(participants, lambda *cells: None, (['"k"'], ['"k"']), participants[0])
+        tables = client.table("whole", str, int), client.table("partial", str, int, resident=False)
+        first, second = [(await opened(t)).participant for t in tables]
+        operation = PendingOperation((first, second), lambda *cells: None, (['"k"'], ['"k"']), first)
         with ExitStack() as kept:
             fetching = asyncio.create_task(client._services.tables.group._fetch_keys([operation], kept))
             await in_time(began.wait())
-            await participants[0].view.become(False)
-            assert await participants[0].view.read(['"k"']) == {'"k"': "1"}  # known, as far as others need it
+            await first.view.become(False)
+            assert await first.view.read(['"k"']) == {'"k"': "1"}  # in memory, as far as others need it
             go.set()
             await in_time(fetching)
-            participants[0].view.contents.tidy(0)
-            assert [p.view.contents.val_of('"k"') for p in participants] == ["1", "1"]
-        participants[0].view.contents.tidy(0)
-        assert participants[0].view.contents.unknown(['"k"']) == ['"k"']
+            first.view.contents.tidy(0)
+            assert [p.view.contents.val_of('"k"') for p in (first, second)] == ["1", "1"]
+        first.view.contents.tidy(0)
+        assert first.view.contents.unknown(['"k"']) == ['"k"']
 
 
 async def t_puts(client: ap.Client) -> None:
