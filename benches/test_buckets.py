@@ -1,60 +1,10 @@
-"""Objects in a bucket: one driver beside the other, and processes that race for one shard beside bare
-conditional puts."""
+"""Objects in a bucket: processes that race for one shard beside bare conditional puts."""
 
-import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
-import pytest
-
-from aiopersist.storage.blob import Blob
-from aiopersist.storage.urls import open_blob
 from benches.conftest import report
 from benches.processes import together
-
-MIB = 1024**2
-AT_ONCE = 16
-
-
-async def each(at_once: int, works: list[Callable[[], Awaitable[object]]]) -> None:
-    gate = asyncio.Semaphore(at_once)
-
-    async def one(work: Callable[[], Awaitable[object]]) -> None:
-        async with gate:
-            await work()
-
-    await asyncio.gather(*map(one, works))
-
-
-@pytest.mark.parametrize(
-    ("parts", "size"), [(16, 16 * MIB), (1000, 10 * 1024)], ids=["256 MiB", "1,000 small"]
-)
-def test_drivers(parts: int, size: int, s3_server: Any, run: Any, rounds: Any, enabled: bool) -> None:
-    """The same parts by aiobotocore and by obstore."""
-    if not enabled:
-        parts = 4
-    data = uuid.uuid4().bytes * (size // 16)
-    url = s3_server.url(f"b-{uuid.uuid4().hex[:12]}")
-    stores = {"aiobotocore": open_blob(url), "obstore": open_blob(f"s3+obstore{url.removeprefix('s3')}")}
-
-    async def put(store: Blob, name: str) -> None:
-        await each(AT_ONCE, [partial(store.set, f"{name}/{n}", data) for n in range(parts)])
-
-    async def get(store: Blob, name: str) -> None:
-        await each(AT_ONCE, [partial(store.get, f"{name}/{n}") for n in range(parts)])
-
-    works = {"put": put, "get": get}
-    contenders = {
-        f"{what} by {name}": partial(work, store, name)
-        for what, work in works.items()
-        for name, store in stores.items()
-    }
-    rounds(contenders, 5 if enabled else 1, warmup=1)
-    for store in stores.values():
-        run(store.aclose())
-
 
 BARE = """
 import asyncio, sys

@@ -3,7 +3,7 @@
 | module                            | what it has                                                          |
 |-----------------------------------|----------------------------------------------------------------------|
 | `blob`, `consensus`               | the contracts; a new store implements one of them                    |
-| `s3/`, `clouds/`                  | objects in S3; in Azure, Google Cloud Storage and S3 by obstore      |
+| `s3/`, `clouds/`                  | objects in S3; in Azure and Google Cloud Storage                     |
 | `objects/`                        | consensus on the objects of either                                   |
 | `files/`                          | a blob store                                                         |
 | `postgres/`, `sqlite/`            | consensus stores, each with its SQL and its hints beside it          |

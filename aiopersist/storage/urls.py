@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 POLL = "poll_s"  # an option of consensus on objects
 _CACHE, _CACHE_BYTES = "cache", "cache_bytes"  # options of blobs on servers
-_CLOUDS = {"az": "azure", "gs": "gcs", "s3+obstore": "obstore"}  # by scheme, the extra that it needs
+_CLOUDS = {"az": "azure", "gs": "gcs"}  # by scheme, the extra that it needs
 _BUCKETS = ("s3", *_CLOUDS)  # schemes whose stores can be a whole location
 _SWITCH = {"on": True, "off": False}
 _HINTS = {
+    "s3+obstore": "s3+obstore: use s3://, which has the same objects",
     "sqlite": "sqlite: ap.open(DIRECTORY) has its files and its SQLite there; or give blob= as well: "
     "ap.open(blob='file:///...', consensus='sqlite:///...')",
     "file": "file: write the directory as it is, ap.open('/...')",

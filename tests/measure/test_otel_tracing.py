@@ -142,7 +142,7 @@ async def test_a_snapshot_and_its_reading(spans: InMemorySpanExporter) -> None:
         async with client.reader("s", SCHEMA) as reader:
             for read in ("rows", "batches", "iterate"):
                 spans.clear()
-                client._stack.blob._held.clear()
+                client._stack.blob._data.clear()
                 client._stack.blob._by_key.clear()
                 with users_span():
                     async with reader.snapshot() as snapshot:

@@ -20,7 +20,7 @@ from aiopersist.testing.storage.heads import grow
 from tests.storage.answers_kit import answering
 from tests.storage.gcs_stand_in import StandIn
 from tests.storage.objects_kit import bucket_of
-from tests.support.location import by_obstore
+from tests.support.obstore_s3 import by_obstore
 
 # --- requests ------------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ async def test_a_list_that_is_wanted_in_part_ends_early(google: StandIn) -> None
 
 async def test_all_answers_show_the_same_tag(azure_url: str, best_s3_url: str, gcs_url: str) -> None:
     """Goal: servers quote it in one and not in the other: a head would never be found, or always be read."""
-    urls = best_s3_url, best_s3_url.replace("s3:", "s3+obstore:", 1), azure_url, gcs_url
+    urls = best_s3_url, by_obstore(best_s3_url), azure_url, gcs_url
     for number, url in enumerate(urls):  # the first two are one place
         consensus = open_consensus(url)
         bucket, name = bucket_of(consensus), f"{number}/b"
@@ -133,7 +133,7 @@ async def test_azurite_ignores_where_a_list_begins(azure_url: str) -> None:
         ("gs://user:hunter2@b/p", "names no bucket"),
         ("gs://b/p?endpoint=hunter2", "endpoint"),
         ("gs://b/p?service_account=/nowhere/hunter2.json", "cannot be read"),
-        ("s3+obstore://b/p?access_key=hunter2", "go together"),
+        ("obstore://b/p?access_key=hunter2", "go together"),
     ],
 )
 def test_urls_that_cannot_be_used(url: str, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ async def test_no_secret_is_shown() -> None:
         "az://c/p?account=a&account_key=aHVudGVyMg==",
         "az://c/p?account=a&sas_token=sig=aHVudGVyMg",
         "gs://b/p?bearer_token=aHVudGVyMg",
-        "s3+obstore://b/p?access_key=aHVudGVyMg&secret_key=aHVudGVyMg",
+        "obstore://b/p?access_key=aHVudGVyMg&secret_key=aHVudGVyMg",
     ):
         blob, consensus = open_blob(url), open_consensus(url)
         shown = f"{blob!r} {consensus!r} {await blob.facts()} {await consensus.facts()}"

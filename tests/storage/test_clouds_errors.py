@@ -22,11 +22,12 @@ from aiopersist.testing.storage.heads import grow
 from tests.storage.answers_kit import failure, outcome_of
 from tests.storage.gcs_stand_in import StandIn
 from tests.storage.objects_kit import bucket_of
+from tests.support import obstore_s3 as obstore_s3  # the scheme
 
 AT = {
     "az": "az://container/p?account=a&account_key=a2V5&endpoint={}/a",
     "gs": "gs://bucket/p?bearer_token=t&endpoint={}",
-    "s3+obstore": "s3+obstore://bucket/p?access_key=a&secret_key=b&endpoint={}",
+    "obstore": "obstore://bucket/p?access_key=a&secret_key=b&endpoint={}",
 }
 SCHEMES = pytest.mark.parametrize("scheme", AT)
 
@@ -194,5 +195,5 @@ async def test_a_cancelled_list_ends_by_itself(google: StandIn, capfd: pytest.Ca
         kept = None
         gc.collect()
         await consensus.aclose()
-        assert kept is None and not bucket._client._left
+        assert kept is None and not bucket._client._abandoned
     assert "panicked" not in capfd.readouterr().err

@@ -16,7 +16,7 @@ from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.urls import open_blob, open_consensus
 from aiopersist.testing.storage import BlobConformance, ConsensusConformance
 from aiopersist.testing.storage.heads import check_heads_of
-from tests.support.location import by_obstore
+from tests.support.obstore_s3 import by_obstore
 
 SETTINGS = Settings(retry_timeout_s=60.0)
 

@@ -15,10 +15,11 @@ from aiopersist.storage.urls import open_blob, open_consensus
 from tests.storage.answers_kit import PAGES, Server, answering, failure, foreign
 from tests.storage.gcs_stand_in import Answer, Request, StandIn
 from tests.storage.objects_kit import bucket_of
+from tests.support import obstore_s3 as obstore_s3  # the scheme
 
 AT = {
     "s3": "s3://bucket/p?region=us-east-1&access_key=a&secret_key=b&endpoint={}",
-    "s3+obstore": "s3+obstore://bucket/p?access_key=a&secret_key=b&endpoint={}",
+    "obstore": "obstore://bucket/p?access_key=a&secret_key=b&endpoint={}",
     "gs": "gs://bucket/p?bearer_token=t&endpoint={}",
     "az": "az://container/p?account=a&account_key=a2V5&endpoint={}/a",
 }
@@ -124,7 +125,7 @@ async def test_neither_does_a_redirect_nor_a_lost_answer(told: Told) -> None:
 async def test_a_success_of_something_between(told: Told) -> None:
     """Goal: the login page of a network is no acknowledgement, no value, and no list of nothing."""
     apart = {("gs", "delete"): "believed: the blob is left, and a sweep finds it"}
-    for scheme in ("gs", "s3+obstore"):  # whose driver takes any page for a list: see below
+    for scheme in ("gs", "obstore"):  # whose driver takes any page for a list: see below
         apart |= {(scheme, "find"): "", (scheme, "keys"): ""}
     for page in ("page", "words", "nothing"):
         for name, (opened, call) in (WRITES | READS | LISTS).items():

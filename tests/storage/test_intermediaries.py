@@ -14,7 +14,7 @@ import aiopersist as ap
 from aiopersist.base.runtime import SYSTEM
 from tests.storage.answers_kit import PAGES, foreign
 from tests.storage.http_proxy import Got, HttpProxy, Sent, http_proxy
-from tests.support.location import by_obstore
+from tests.support.obstore_s3 import by_obstore
 from tests.support.schemas import SCHEMA
 
 DAY = 86400
@@ -29,7 +29,7 @@ class Way(NamedTuple):
     direct: str
 
 
-KINDS = pytest.mark.parametrize("kind", ["s3", "s3+obstore", "az", "gs"])
+KINDS = pytest.mark.parametrize("kind", ["s3", "obstore", "az", "gs"])
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def url(request: pytest.FixtureRequest, kind: str) -> str:
     """An empty place in a store of that kind."""
     fixture = {"az": "azure_url", "gs": "gcs_url"}.get(kind, "best_s3_url")
     found: str = request.getfixturevalue(fixture)
-    return by_obstore(found) if kind == "s3+obstore" else found
+    return by_obstore(found) if kind == "obstore" else found
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def with_tags(change: Callable[[bytes], bytes]) -> Callable[[Sent, Got], bytes]:
     return after
 
 
-@pytest.mark.parametrize("kind", ["s3", "s3+obstore"])
+@pytest.mark.parametrize("kind", ["s3", "obstore"])
 async def test_weak_tags_are_those_of_lists(way: Way) -> None:
     """Goal: a proxy that compresses calls them weak, and no read would ever end."""
     proxy, through, around = way
@@ -114,7 +114,7 @@ async def test_weak_tags_are_those_of_lists(way: Way) -> None:
         assert await client.table("t", key=str, val=int).get("k") == 2
 
 
-@pytest.mark.parametrize("kind", ["s3", "s3+obstore"])
+@pytest.mark.parametrize("kind", ["s3", "obstore"])
 async def test_tags_that_differ_for_good_are_an_error(way: Way) -> None:
     """Goal: it names the object and both tags, after `retry_timeout_s`; it asks as often as for any other
     failure, and not as fast as it can."""
@@ -177,7 +177,7 @@ async def test_the_date_of_a_foreign_answer_sets_no_clock(way: Way, caplog: pyte
     assert "the clock of the store was set" not in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["s3", "s3+obstore"])
+@pytest.mark.parametrize("kind", ["s3", "obstore"])
 async def test_a_great_step_of_the_store_itself_is_not_believed(
     way: Way, caplog: pytest.LogCaptureFixture
 ) -> None:

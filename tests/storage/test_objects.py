@@ -30,7 +30,8 @@ from aiopersist.testing import servers
 from aiopersist.testing.proxy import TcpProxy
 from aiopersist.testing.storage.heads import grow, numbered
 from tests.storage.objects_kit import Objects, Place, World
-from tests.support.location import both_in_a_bucket, by_obstore
+from tests.support.location import both_in_a_bucket
+from tests.support.obstore_s3 import by_obstore
 
 # --- versions ------------------------------------------------------------------------------------
 
@@ -341,14 +342,14 @@ async def test_a_gateway_that_strips_conditions_is_refused(careless: str) -> Non
 # --- whole locations -----------------------------------------------------------------------------
 
 
-BUCKETS = {"s3": "best_s3_url", "s3+obstore": "best_s3_url", "az": "azure_url", "gs": "gcs_url"}
+BUCKETS = {"s3": "best_s3_url", "obstore": "best_s3_url", "az": "azure_url", "gs": "gcs_url"}
 
 
 @pytest.fixture(params=BUCKETS)
 def bucket_url(request: pytest.FixtureRequest) -> str:
     """An empty place in each kind of bucket."""
     url: str = request.getfixturevalue(BUCKETS[request.param])
-    return by_obstore(url) if request.param == "s3+obstore" else url
+    return by_obstore(url) if request.param == "obstore" else url
 
 
 async def test_a_bucket_is_a_whole_location(bucket_url: str) -> None:
@@ -378,7 +379,7 @@ async def test_a_bucket_is_a_whole_location(bucket_url: str) -> None:
 
 @pytest.mark.parametrize(
     "bucket_url",
-    ["s3", "az", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("s3+obstore", "gs"))],
+    ["s3", "az", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("obstore", "gs"))],
     indirect=True,
 )
 async def test_clients_race_for_one_shard(bucket_url: str) -> None:

@@ -76,4 +76,4 @@ async def test_what_is_remembered_is_bounded(place: Place, monkeypatch: pytest.M
     one, _ = place.handle()
     for number in range(50):
         one._wishes.listed("k", [f"x/~{number}-1000"])
-    assert len(one._wishes._names) == 5
+    assert len(one._wishes._heard_names) == 5

@@ -19,7 +19,7 @@ import aiopersist as ap
 from aiopersist.base.runtime import SYSTEM
 from tests.storage.answers_kit import PAGES, foreign
 from tests.storage.http_proxy import Cut, Got, Sent, http_proxy
-from tests.support.location import by_obstore
+from tests.support.obstore_s3 import by_obstore
 from tests.support.schemas import SCHEMA
 
 GAMES = int(os.environ.get("AIOPERSIST_TEST_STRANGERS", "30"))

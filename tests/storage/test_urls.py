@@ -243,6 +243,13 @@ def test_a_url_without_secrets_is_shown() -> None:
     )
 
 
+def test_the_other_driver_of_s3_has_no_scheme() -> None:
+    url = "s3+obstore://bucket/prefix"
+    for opens in (parse_location, open_blob, open_consensus):
+        with pytest.raises(InvalidLocation, match=r"^s3\+obstore: .*(use|write) s3://"):
+            opens(url)
+
+
 async def test_schemes_can_be_added() -> None:
     register_blob_scheme("My-Blobs", lambda url: MemoryBlob(url))
     register_consensus_scheme("my-log", lambda url: MemoryConsensus(url))

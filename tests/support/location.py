@@ -289,8 +289,3 @@ def both_in_a_bucket(url: str, test: pytest.Item | None = None) -> tuple[str, st
 def in_a_bucket(consensus: str) -> bool:
     """Whether the versions lie in a bucket, given the URL of the consensus store."""
     return consensus.startswith(("s3", "az"))
-
-
-def by_obstore(url: str) -> str:
-    """The same place in S3, by the other driver."""
-    return url.replace("s3://", "s3+obstore://", 1)

@@ -1,6 +1,6 @@
 """The objects that consensus needs, in a store that obstore knows and that obeys conditions.
 
-The driver shows neither headers nor bodies of successes. For S3 and Google it takes every document for a
+The driver shows neither headers nor bodies of successes. For Google it takes every document for a
 list, and a page of a proxy for an empty one. So the end of a list counts there only if the list shows an
 object that surely exists: a version of the key, or one behind the key's folder.
 """

@@ -2,7 +2,6 @@
 
     az://container/prefix?account=&account_key=&sas_token=&endpoint=
     gs://bucket/prefix?service_account=&bearer_token=&endpoint=
-    s3+obstore://bucket/prefix?region=&access_key=&secret_key=&session_token=&endpoint=
 
 What no option gives, the driver takes from the environment, and then from the machine that it runs on. The
 driver repeats no request: what is refused may have happened, and the layers above know what that means.
@@ -13,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from obstore.exceptions import BaseError
-from obstore.store import AzureStore, GCSStore, S3Store
+from obstore.store import AzureStore, GCSStore
 
 from aiopersist.base.errors import InvalidLocation
 from aiopersist.storage.address import Address
@@ -78,18 +77,6 @@ _CLOUDS = {
         {"service_account": "service_account", "bearer_token": "bearer_token"},
         1,
         lambda config: "https://storage.googleapis.com",
-    ),
-    "s3+obstore": _Cloud(
-        "S3",
-        S3Store,
-        {
-            "region": "region",
-            "access_key": "access_key_id",
-            "secret_key": "secret_access_key",
-            "session_token": "session_token",
-        },
-        1000,
-        lambda config: f"https://s3.{config.get('region', 'us-east-1')}.amazonaws.com",
     ),
 }
 _ENDPOINT = {"gs": "base_url"}
