@@ -26,7 +26,7 @@ async def client(tmp_path: Path) -> ap.Client:
 
 async def test_a_compaction_and_a_check(client: ap.Client) -> None:
     """Goal: rows from 0 to all of them, never back."""
-    for step, call in {"compaction": client.force_compaction, "fsck": client.fsck}.items():
+    for step, call in {"compaction": client.admin.force_compaction, "fsck": client.fsck}.items():
         work = ap.track(call("big"))
         seen = [done async for done in work]
         await work
@@ -55,9 +55,9 @@ async def test_a_large_put() -> None:
 
 async def test_calls_over_a_location(client: ap.Client) -> None:
     for step, call in {
-        "usage": client.usage,
-        "sweep": client.sweep_leaked_blobs,
-        "overview": client.overview,
+        "usage": client.admin.usage,
+        "sweep": client.admin.sweep_leaked_blobs,
+        "overview": client.admin.overview,
     }.items():
         work = ap.track(call())
         assert await work

@@ -31,7 +31,7 @@ def some_rows(seed: int, time: int = 0, count: int = 30) -> Rows:
 
 
 async def built(client: ap.Client, writer: bytes, rows: Rows, lower: int, upper: int) -> bytes:
-    async with client.builder_from_transmittable(writer, lower) as builder:
+    async with client.workers.builder_from_transmittable(writer, lower) as builder:
         await builder.extend(rows)
         batch = await builder.finish(upper)
     return batch.to_transmittable()
@@ -44,4 +44,6 @@ async def contents(client: ap.Client, as_of: int | None = None) -> list[Any]:
 
 async def swept(client: ap.Client) -> set[str]:
     """What a sweep deletes, now."""
-    return {key for key in (await client.sweep_leaked_blobs(dry_run=False)).keys if key.endswith(".parquet")}
+    return {
+        key for key in (await client.admin.sweep_leaked_blobs(dry_run=False)).keys if key.endswith(".parquet")
+    }

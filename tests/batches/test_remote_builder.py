@@ -74,7 +74,7 @@ async def test_a_batch_may_be_appended_where_it_was_built(place: Place) -> None:
     """Goal: no bytes are needed within a process; nor must the appending writer be the one it is under."""
     client, other = await place.client(), await place.client()
     async with client.writer("t", SCHEMA) as w, other.writer("t", SCHEMA) as v:
-        async with client.builder_from_transmittable(w.to_transmittable(), 0) as builder:
+        async with client.workers.builder_from_transmittable(w.to_transmittable(), 0) as builder:
             await builder.extend(some_rows(1))
             batch = await builder.finish(1)
         await w.compare_and_append_batch([batch], 0, 1)

@@ -52,7 +52,7 @@ LIMITS = ap.Settings(inline_writes_single_max_bytes=0, blob_target_size=400)
 async def main():
     told = bytes.fromhex(sys.stdin.readline())
     async with ap.open(blob=blob, consensus=consensus, settings=LIMITS, maintenance=False) as client:
-        async with client.builder_from_transmittable(told, 0) as builder:
+        async with client.workers.builder_from_transmittable(told, 0) as builder:
             for n in range(100):
                 await builder.add(f"k{number}-{n}", n, 0, 1)
             if number == 0:  # it is killed here
@@ -168,17 +168,17 @@ async def test_garbage_is_refused(place: Place) -> None:
             others += [told[:at], told[:at] + bytes([told[at] ^ 1]) + told[at + 1 :]]
         for data in others:
             with pytest.raises(ap.InvalidUpdate):
-                await client.builder_from_transmittable(data, 0)
+                await client.workers.builder_from_transmittable(data, 0)
         with pytest.raises(ap.BatchExpired):
-            await client.builder_from_transmittable(WRITER.encode(value.replace(writer="w0")), 0)
+            await client.workers.builder_from_transmittable(WRITER.encode(value.replace(writer="w0")), 0)
         with pytest.raises(ap.InvalidUpdate):
             await w.batch_from_transmittable(told)
         async with ap.open("mem://", maintenance=False) as elsewhere:
             with pytest.raises(ap.UnknownShard):
                 await elsewhere.builder_from_transmittable(told, 0)
-        await client.drop("t")
+        await client.admin.drop("t")
         with pytest.raises((ap.ShardFinalized, ap.UnknownShard)):
-            await client.builder_from_transmittable(told, 0)
+            await client.workers.builder_from_transmittable(told, 0)
 
 
 # --- other processes ----------------------------------------------------------------------------------

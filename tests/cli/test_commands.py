@@ -299,7 +299,7 @@ def test_all_passes_by_what_has_ended(tmp_path: Path) -> None:
                 await writer.compare_and_append([], 0, ap.Antichain())
             async with client.reader("ended") as reader:
                 await reader.downgrade_since(ap.Antichain())
-            await client.finalize("ended")
+            await client.admin.finalize("ended")
 
     asyncio.run(ended())
     for command in (["fsck"], ["compact"], ["gc"], ["retain", "--keep", "7d"]):

@@ -148,7 +148,7 @@ async def _end(folder: Path, name: str) -> None:
             await writer.compare_and_append([("a", 1, 0, 1)], 0, ap.Antichain())
         async with client.reader(name) as reader:
             await reader.downgrade_since(ap.Antichain())
-        await client.finalize(name)
+        await client.admin.finalize(name)
 
 
 def test_which(tmp_path: Path) -> None:
@@ -185,9 +185,9 @@ class Writing:
             now = now | changed
             self.contents[await self.stock.put_many(changed)] = now
             if not count % 10:
-                await self.client.retain("stock", 2_000_000)
-                await self.client.force_compaction("stock")
-                await self.client.force_gc("stock")
+                await self.client.admin.retain("stock", 2_000_000)
+                await self.client.admin.force_compaction("stock")
+                await self.client.admin.force_gc("stock")
             await asyncio.sleep(0.02)
 
 

@@ -34,7 +34,9 @@ def test_fsck_reads_it(location: Path) -> None:
 def test_fsck_reads_one_with_the_name_of_a_table(location: Path) -> None:
     async def same_name() -> str:
         async with ap.open(location, maintenance=False) as client, client.indexed("stock"):
-            return next(found.shard_id for found in await client.overview("stock") if found.kind == "indexed")
+            return next(
+                found.shard_id for found in await client.admin.overview("stock") if found.kind == "indexed"
+            )
 
     known = asyncio.run(same_name())
     done = aiopersist("fsck", "--location", location)

@@ -115,7 +115,7 @@ async def leak(folder: Path) -> None:
         await stack_of(client).blob.set(
             f"{shard.id}/w{stack_of(client).runtime.uuid()}/leaked.parquet", b"x" * 1000
         )
-        assert len((await client.sweep_leaked_blobs()).keys) == 1
+        assert len((await client.admin.sweep_leaked_blobs()).keys) == 1
 
 
 # --- one round ----------------------------------------------------------------------------------------
@@ -137,9 +137,9 @@ async def test_one_round_does_what_is_due(tmp_path: Path) -> None:
     async with opened(tmp_path) as client:
         assert await is_tended(client, "a")
         assert await is_tended(client, "b")
-        usage = await client.usage()
+        usage = await client.admin.usage()
         assert usage.total == usage.current
-        assert (await client.sweep_leaked_blobs()).keys == ()
+        assert (await client.admin.sweep_leaked_blobs()).keys == ()
     again = await maintain("--once", AIOPERSIST_LOCATION=str(tmp_path))
     assert again == (0, "", "")
 
@@ -279,13 +279,13 @@ async def test_the_loop_ends_when_it_is_told_to(number: signal.Signals, tmp_path
         result = await loop.told(number)
         assert (result.status, result.err) == (0, "")
         assert result.out.endswith("ended\n")
-        assert (await client.sweep_leaked_blobs()).keys == ()
+        assert (await client.admin.sweep_leaked_blobs()).keys == ()
         assert await is_tended(client, "a")
 
 
 async def lose_the_rollup(folder: Path, name: str) -> None:
     async with opened(folder) as client:
-        await client.force_gc(name)
+        await client.admin.force_gc(name)
         state = await state_of(client, name)
         await stack_of(client).blob.delete([rollup.key for rollup in state.rollups.values()])
 
@@ -334,8 +334,8 @@ async def test_told_to_end_in_the_middle(mode: list[str], number: signal.Signals
                 break
         expected = (130, "aiopersist: interrupted\n") if "--once" in mode else (0, "")
         assert (result.status, result.err) == expected
-        await client.sweep_leaked_blobs(dry_run=False)
+        await client.admin.sweep_leaked_blobs(dry_run=False)
         for name in names:
             state = await state_of(client, name)
             assert (state.claims, state.writers) == ({}, {})
-            assert (await client.fsck(name)).ok
+            assert (await client.admin.fsck(name)).ok

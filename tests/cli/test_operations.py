@@ -31,8 +31,8 @@ async def fill(location: Path) -> None:
             await client.critical_since("events", "pipeline", opaque=1)
             for time in range(8):
                 await writer.write([(f"e{time}-{n}", n) for n in range(2000)])
-        await client.retain("events", 1)
-        await client.maintain()
+        await client.admin.retain("events", 1)
+        await client.admin.maintain()
 
 
 def damage(location: Path) -> None:

@@ -137,9 +137,9 @@ def test_growth(location: Path) -> None:
             async with client.writer("wall", ap.Schema(str, int), clock="wall") as writer:
                 await writer.write([("first", 1)])
                 await writer.write([(f"{n}", n) for n in range(100)])
-            await client.retain("wall", timedelta(days=1))
+            await client.admin.retain("wall", timedelta(days=1))
             state = await client._shards.at(await client.shard_id("wall")).open()
-            return await client.inspect("wall"), await client.inspect("count"), state
+            return await client.admin.inspect("wall"), await client.admin.inspect("count"), state
 
     wall, count, state = asyncio.run(views())
     assert growth(wall) is None

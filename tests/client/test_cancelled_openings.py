@@ -16,7 +16,7 @@ OPENINGS: dict[str, Callable[[ap.Client], Any]] = {
     "snapshot": lambda client: _snapshot(client),
     "indexed": lambda client: client.indexed("ix", readonly=True),
     "subscribe": lambda client: _subscribe(client),
-    "fsck": lambda client: client.fsck("s"),
+    "fsck": lambda client: client.admin.fsck("s"),
 }
 
 
@@ -64,7 +64,7 @@ async def test_a_cancelled_opening_leaves_nothing(kind: str) -> None:
 
 async def no_reader_is_left(client: ap.Client, name: str) -> None:
     for _ in range(200):
-        found = await client.inspect(name)
+        found = await client.admin.inspect(name)
         if not found.readers:
             return
         await asyncio.sleep(0.01)

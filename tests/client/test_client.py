@@ -322,7 +322,7 @@ async def test_only_a_writer_creates(client: ap.Client) -> None:
             lambda name=name: client.schema(name),
             lambda name=name: client.txn_number(name, "app"),
             lambda name=name: client.compare_and_evolve_schema(name, 0, SCHEMA),
-            lambda name=name: client.drop(name),
+            lambda name=name: client.admin.drop(name),
             lambda name=name: client.shard_id(name),
         )
         for call in calls:

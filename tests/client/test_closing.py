@@ -58,10 +58,10 @@ async def test_a_store_that_is_slow() -> None:
         gate.latency_s = (0.3, 0.3)
         await client.aclose()
     async with gated("mem://slow") as (client, _):
-        view = await client.inspect("s")
+        view = await client.admin.inspect("s")
         assert (view.readers, view.writers) == ({}, {})
-        assert (await client.subscriptions("s"))["sub"].owner is None
-        assert (await client.subscriptions("s"))["sub"].position == step.upper
+        assert (await client.admin.subscriptions("s"))["sub"].owner is None
+        assert (await client.admin.subscriptions("s"))["sub"].position == step.upper
 
 
 @pytest.mark.parametrize("body", ["ends", "raises", "is cancelled"])
@@ -94,4 +94,4 @@ async def test_an_acknowledgement_that_is_not_durable(elsewhere: StoreUrls, body
         assert caught.value is raised
         assert any("as it was closed" in note for note in raised.__notes__)
     async with gated(elsewhere) as (client, _):
-        assert (await client.subscriptions("s"))["sub"].position == ap.Antichain(0)
+        assert (await client.admin.subscriptions("s"))["sub"].position == ap.Antichain(0)

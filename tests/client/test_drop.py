@@ -81,7 +81,7 @@ async def test_dropping_a_shard(location: StoreUrls) -> None:
             asyncio.create_task(_waiting_snapshot(r)),
         ]
         await asyncio.sleep(0.1)
-        await client.drop("t")
+        await client.admin.drop("t")
         async with asyncio.timeout(50):
             for task in waiting:
                 with pytest.raises(ap.ShardFinalized):
@@ -102,7 +102,7 @@ async def test_dropping_a_shard(location: StoreUrls) -> None:
                     await call()
         assert await client.list_shards() == {}
         with pytest.raises(ap.UnknownShard):
-            await client.drop("t")
+            await client.admin.drop("t")
         async with client.writer("t", SCHEMA) as again:
             assert again.shard_id != shard
             assert again.upper == ap.Antichain(0)
@@ -124,7 +124,7 @@ class DropsFirst(FaultyBlob):
     async def _then_dropped(self, key: str, reading: Awaitable[bytes | None]) -> bytes | None:
         data = await reading
         if key.endswith(".parquet") and await self.client.list_shards():
-            await self.client.drop("t")
+            await self.client.admin.drop("t")
         return data
 
 
@@ -215,7 +215,7 @@ async def test_a_client_closes_its_handles_once_for_all(location: StoreUrls) -> 
         client.list_shards,
         lambda: client.writer("t", SCHEMA),
         lambda: client.reader("t"),
-        lambda: client.drop("t"),
+        lambda: client.admin.drop("t"),
     ):
         with pytest.raises(ap.InvalidUsage) as caught:
             await call()

@@ -42,7 +42,7 @@ async def main(url):
         await asyncio.sleep(0.1)
         for number in range(5):
             await table.put("a", f"{number}" * 20_000)
-        await client.force_compaction("t")
+        await client.admin.force_compaction("t")
         assert await table.count() == 1
     print("all is done")
 

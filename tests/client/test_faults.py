@@ -81,7 +81,7 @@ async def test_a_shard_whose_drop_broke_off_is_refused() -> None:
         ):
             with pytest.raises(ap.ShardFinalized):
                 await call()
-        await client.drop("t")
+        await client.admin.drop("t")
         assert await client.list_shards() == {}
 
 

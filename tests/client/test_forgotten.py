@@ -42,7 +42,7 @@ OPENERS: dict[str, Callable[[World], Any]] = {
     "client.critical_since('a'": lambda w: w.client.critical_since("a", "me"),
     "client.indexed('ix'": lambda w: w.client.indexed("ix", readonly=True),
     "client.stash(": lambda w: w.client.stash(),
-    "client.shared_read('a'": lambda w: w.client.shared_read("a"),
+    "client.workers.shared_read('a'": lambda w: w.client.workers.shared_read("a"),
     "writer.builder(": lambda w: w.writer.builder(5),
     "reader.snapshot(": lambda w: w.reader.snapshot(),
     "reader.listen(": lambda w: w.reader.listen(),

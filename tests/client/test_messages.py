@@ -25,8 +25,8 @@ async def _late_snapshot(client: ap.Client, shard: str) -> None:
     async with client.writer(shard, SCHEMA) as writer, client.reader(shard) as reader:
         for n in range(3):
             await writer.write([("a", n)])
-        await client.retain(shard, 1)
-        await client.force_compaction(shard)
+        await client.admin.retain(shard, 1)
+        await client.admin.force_compaction(shard)
         await reader.snapshot(0)
 
 
@@ -47,13 +47,13 @@ async def _bad_row(client: ap.Client, shard: str) -> None:
 
 async def _dropped(client: ap.Client, shard: str) -> None:
     async with client.writer(shard, SCHEMA) as writer:
-        await client.drop(shard)
+        await client.admin.drop(shard)
         await writer.write([("a", 1)])
 
 
 async def _finalized_too_early(client: ap.Client, shard: str) -> None:
     await client.writer(shard, SCHEMA)
-    await client.finalize(shard)
+    await client.admin.finalize(shard)
 
 
 async def _another_schema(client: ap.Client, shard: str) -> None:
@@ -63,7 +63,7 @@ async def _another_schema(client: ap.Client, shard: str) -> None:
 
 async def _read_elsewhere(client: ap.Client, shard: str) -> None:
     async with client.writer(shard, SCHEMA):
-        await client.shared_read(shard, wait=False)
+        await client.workers.shared_read(shard, wait=False)
 
 
 CASES: dict[str, tuple[Callable[[ap.Client, str], Awaitable[Any]], type[ap.Error]]] = {

@@ -73,11 +73,11 @@ async def test_the_policies_suffice_and_are_needed(monkeypatch: pytest.MonkeyPat
         async with opened("writer") as client, client.writer("t", SCHEMA) as writer:
             for n in range(3):
                 await writer.write([(f"k{n}", n)])
-            await client.retain("t", 1)
-            await client.force_compaction("t")
-            await client.force_gc("t")
-            await client.sweep_leaked_blobs(dry_run=False)
-            assert (await client.fsck("t")).ok
+            await client.admin.retain("t", 1)
+            await client.admin.force_compaction("t")
+            await client.admin.force_gc("t")
+            await client.admin.sweep_leaked_blobs(dry_run=False)
+            assert (await client.admin.fsck("t")).ok
         async with opened("reader", readonly=True) as client, client.reader("t", SCHEMA) as reader:
             async with reader.snapshot() as snapshot:
                 assert len(await snapshot.rows()) == 3
@@ -100,8 +100,8 @@ async def append(client: ap.Client) -> None:
 async def collect(client: ap.Client) -> None:
     for _ in range(2):
         await append(client)
-        await client.force_compaction("t")
-    await client.force_gc("t")
+        await client.admin.force_compaction("t")
+    await client.admin.force_gc("t")
 
 
 async def test_the_grants_suffice(
@@ -122,18 +122,18 @@ async def test_the_grants_suffice(
     async with ap.open(blob=blob, consensus=theirs("writer")) as client:
         async with client.writer("t", SCHEMA) as writer:
             await writer.write([("a", 1)])
-            await client.retain("t", 1)
-            await client.force_compaction("t")
-            await client.force_gc("t")
-            await client.maintain()
+            await client.admin.retain("t", 1)
+            await client.admin.force_compaction("t")
+            await client.admin.force_gc("t")
+            await client.admin.maintain()
         async with ap.open(blob=blob, consensus=theirs("reader"), readonly=True) as other:
             async with other.reader("t", SCHEMA) as reader, reader.snapshot(0) as snapshot:
                 assert await snapshot.rows() == [("a", 1, 1)]
         with pytest.raises(ap.StorageUnavailable, match="permission"):
             async with ap.open(blob=blob, consensus=theirs("reader")) as other:
                 await append(other)
-        await client.drop("t")
-        await client.maintain()
+        await client.admin.drop("t")
+        await client.admin.maintain()
     for role in roles.values():
         await admin.execute(f"DROP OWNED BY {role}")
         await admin.execute(f"DROP ROLE {role}")

@@ -51,7 +51,7 @@ async def test_it_reads_and_writes_nothing(location: Any) -> None:
                 assert await s.rows() == [("a", 1, 1), ("a" * 20, 2, 1)]
                 assert [row async for row in s] == [("a", 1, 1), ("a" * 20, 2, 1)]
                 told = [part.to_transmittable() for part in s.parts()]
-                assert sum([len(await client.fetch_part(part)) for part in told]) == 2
+                assert sum([len(await client.workers.fetch_part(part)) for part in told]) == 2
             async with r.listen(as_of=0, until=2) as listen:
                 steps = [step async for step in listen.steps()]
                 assert [step.updates.rows() for step in steps] == [[("a" * 20, 2, 1, 1)]]
@@ -61,10 +61,10 @@ async def test_it_reads_and_writes_nothing(location: Any) -> None:
             assert r.upper == ap.Antichain(2)
             assert await r.fetch_recent_upper() == ap.Antichain(2)
         assert set(await client.list_shards()) == {"t"}
-        assert (await client.inspect("t")).upper == ap.Antichain(2)
-        assert (await client.fsck("t")).ok
-        await client.usage()
-        await client.sweep_leaked_blobs(dry_run=True)
+        assert (await client.admin.inspect("t")).upper == ap.Antichain(2)
+        assert (await client.admin.fsck("t")).ok
+        await client.admin.usage()
+        await client.admin.sweep_leaked_blobs(dry_run=True)
         assert write_requests(client) == {}
     assert await stored(location) == before
 
@@ -152,10 +152,10 @@ async def replaced(client: ap.Client) -> None:
     """Every blob that was there is replaced, and deleted."""
     before = await blobs(client)
     for _ in range(20):  # beside the maintenance in the background, which may be at it
-        await client.force_compaction("t")
+        await client.admin.force_compaction("t")
         async with client.writer("t", SCHEMA):  # a version and a rollup after it: what was replaced may go
             pass
-        await client.force_gc("t")
+        await client.admin.force_gc("t")
         if not before & await blobs(client):
             return
     raise AssertionError("what was replaced stays")

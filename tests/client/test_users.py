@@ -57,7 +57,7 @@ def imported() -> None:
             await reads(Path(folder))
             await stashes(Path(folder))
             async with ap.open(folder) as client:
-                await client.sweep_leaked_blobs(dry_run=False)
+                await client.admin.sweep_leaked_blobs(dry_run=False)
 
     forked(work)
     asyncio.run(work())
@@ -81,9 +81,9 @@ async def writes(location: Path, name: str) -> str:
         table = client.table("t", str, str)
         for number in range(10):
             await table.put(f"{name}{number % 3}", "x" * 200)
-        await client.retain("t", timedelta(0))
-        await client.force_compaction("t")
-        await client.force_gc("t")
+        await client.admin.retain("t", timedelta(0))
+        await client.admin.force_compaction("t")
+        await client.admin.force_gc("t")
     return "wrote"
 
 
@@ -185,8 +185,8 @@ def test_a_collection_goes_on_beside_what_it_may_not_delete(shared: Path) -> Non
             for name in ("t", "u"):
                 for number in range(10):
                     await client.table(name, str, str).put(f"{number % 3}", "x" * 200)
-                await client.retain(name, timedelta(0))
-                await client.force_compaction(name)
+                await client.admin.retain(name, timedelta(0))
+                await client.admin.force_compaction(name)
 
     async def collects() -> Any:
         records = list[str]()
@@ -197,9 +197,9 @@ def test_a_collection_goes_on_beside_what_it_may_not_delete(shared: Path) -> Non
 
         logging.getLogger("aiopersist").addHandler(Told())
         async with ap.open(shared, settings=SETTINGS, maintenance=False) as client:
-            counts = [await client.force_gc(name) for name in ("t", "u")]
+            counts = [await client.admin.force_gc(name) for name in ("t", "u")]
             try:
-                await client.sweep_leaked_blobs(dry_run=False)
+                await client.admin.sweep_leaked_blobs(dry_run=False)
                 swept = "swept"
             except ap.StorageUnavailable as error:
                 swept = str(error)

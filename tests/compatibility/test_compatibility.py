@@ -124,9 +124,9 @@ async def test_retention_goes_on(old: Old) -> None:
     async with old.client.writer("readings", PRICES) as w:
         for time in range(41, 50):
             await w.compare_and_append([("later", time, time, 1)], time, time + 1)
-    await old.client.force_compaction("readings")
-    assert (await old.client.inspect("readings")).since == ap.Antichain(45)
-    assert (await old.client.inspect("lately")).retention is not None
+    await old.client.admin.force_compaction("readings")
+    assert (await old.client.admin.inspect("readings")).since == ap.Antichain(45)
+    assert (await old.client.admin.inspect("lately")).retention is not None
 
 
 async def test_appended_compacted_and_collected_it_stays_sound(old: Old) -> None:
@@ -136,17 +136,17 @@ async def test_appended_compacted_and_collected_it_stays_sound(old: Old) -> None
         async with client.writer(shard, PRICES) as w:
             await w.write([("zebra", 1)])
             await w.write([(f"zebra {n:04}", n) for n in range(300)])
-        await client.force_compaction(shard)
+        await client.admin.force_compaction(shard)
         rows += [("zebra", 1), *((f"zebra {n:04}", n) for n in range(300))]
     for shard in ("people", "moments"):
-        await client.force_compaction(shard)
+        await client.admin.force_compaction(shard)
     for shard in SHARDS:
-        await client.force_gc(shard)
-    done = await client.maintain()
+        await client.admin.force_gc(shard)
+    done = await client.admin.maintain()
     assert not done.failures
-    await client.sweep_leaked_blobs(dry_run=False)
+    await client.admin.sweep_leaked_blobs(dry_run=False)
     for shard in SHARDS:
-        report = await client.fsck(shard)
+        report = await client.admin.fsck(shard)
         assert report.ok, report.problems
     async with ap.open(**urls(old.folder), readonly=True) as again:
         for shard, rows in before.items():

@@ -56,8 +56,8 @@ async def prices(client: ap.Client) -> dict[str, Any]:
     async with client.reader("prices", PRICES) as r, r.listen(as_of=1) as listening:
         cursor = listening.cursor
     await holder.aclose()
-    sent = await client.register_writer("prices", PRICES, FOR_EVER_S)
-    async with client.builder_from_transmittable(sent, 3, PRICES) as builder:
+    sent = await client.workers.register_writer("prices", PRICES, FOR_EVER_S)
+    async with client.workers.builder_from_transmittable(sent, 3, PRICES) as builder:
         await builder.extend([(*row, 3, 1) for row in LATER])
         batch = await builder.finish(4)
     return {
@@ -96,14 +96,14 @@ async def readings(client: ap.Client) -> dict[str, Any]:
     async with client.writer("readings", PRICES) as w:
         for time in range(40):
             await w.compare_and_append([(f"sensor {time % 3}", time, time, 1)], time, time + 1)
-    await client.retain("readings", 5)
-    await client.force_compaction("readings")
-    await client.force_gc("readings")
+    await client.admin.retain("readings", 5)
+    await client.admin.force_compaction("readings")
+    await client.admin.force_gc("readings")
     async with client.writer("readings", PRICES) as w:
         await w.compare_and_append([("sensor 9", 40, 40, 1)], 40, 41)
     async with client.writer("lately", PRICES) as w:
         await w.write([("x", 1)])
-    await client.retain("lately", timedelta(days=7))
+    await client.admin.retain("lately", timedelta(days=7))
     return {"rows": sorted([*((f"sensor {time % 3}", time) for time in range(40)), ("sensor 9", 40)])}
 
 
@@ -112,7 +112,7 @@ async def ends(client: ap.Client) -> dict[str, Any]:
     for name in ("finished", "dropped"):
         async with client.writer(name, PRICES) as w:
             await w.compare_and_append([("last", 1, 0, 1)], 0, ap.Antichain())
-    await client.drop("dropped")
+    await client.admin.drop("dropped")
     return {"rows": [("last", 1)]}
 
 

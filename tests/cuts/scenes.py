@@ -173,13 +173,13 @@ async def build_elsewhere(s: Stage) -> Call:
 
     async def call() -> None:
         rows = many("x")
-        named = await s.client.register_writer(NAME, SCHEMA, 600.0)
-        async with s.client.builder_from_transmittable(named, 3) as builder:
+        named = await s.client.workers.register_writer(NAME, SCHEMA, 600.0)
+        async with s.client.workers.builder_from_transmittable(named, 3) as builder:
             await builder.extend(at(3, rows))
             data = (await builder.finish(4)).to_transmittable()
         batch = await w.batch_from_transmittable(data)
         await s.append(w, rows, lambda: w.append_batch(batch, 3, 4))
-        await s.client.release_writer(named)
+        await s.client.workers.release_writer(named)
 
     return call
 
@@ -247,9 +247,9 @@ async def read_shared(s: Stage) -> Call:
 
     async def call() -> None:
         rows: list[Any] = []
-        async with s.client.shared_read(NAME) as shared:
+        async with s.client.workers.shared_read(NAME) as shared:
             for piece in await shared.pieces(3):
-                async for batch in s.client.read_piece(piece):
+                async for batch in s.client.workers.read_piece(piece):
                     rows += [(r["key"], r["val"], r["diff"]) for r in batch.to_pylist()]
         s.check_rows(NAME, rows)
 

@@ -37,24 +37,24 @@ async def evolve(s: Stage) -> Call:
 
 async def _compact(s: Stage) -> Call:
     await s.filled()
-    return lambda: s.client.force_compaction(NAME)
+    return lambda: s.client.admin.force_compaction(NAME)
 
 
 async def _collect(s: Stage) -> Call:
     await s.filled(compact=True)
-    return lambda: s.client.force_gc(NAME)
+    return lambda: s.client.admin.force_gc(NAME)
 
 
 async def _maintain(s: Stage) -> Call:
     await s.filled()
     await s.filled(OTHER)
-    await s.client.retain(NAME, 1)
-    return lambda: s.client.maintain()
+    await s.client.admin.retain(NAME, 1)
+    return lambda: s.client.admin.maintain()
 
 
 async def _retain(s: Stage) -> Call:
     await s.filled()
-    return lambda: s.client.retain(NAME, 1)
+    return lambda: s.client.admin.retain(NAME, 1)
 
 
 async def _sweep(s: Stage) -> Call:
@@ -64,7 +64,7 @@ async def _sweep(s: Stage) -> Call:
     async with s.open() as other, other.writer(NAME, SCHEMA) as dead:
         batch = await dead.batch(at(3, many("y")), 3, 4)
         batch.to_transmittable()
-    return lambda: s.client.sweep_leaked_blobs(dry_run=False)
+    return lambda: s.client.admin.sweep_leaked_blobs(dry_run=False)
 
 
 SCENES |= {
@@ -82,8 +82,8 @@ async def compact_shared(s: Stage) -> Call:
     s.claim_s = 3601.0
 
     async def call() -> None:
-        async with s.client.shared_compaction(NAME) as shared:
-            results = [await s.client.compact_piece(piece) for piece in await shared.pieces(2)]
+        async with s.client.workers.shared_compaction(NAME) as shared:
+            results = [await s.client.workers.compact_piece(piece) for piece in await shared.pieces(2)]
             await shared.apply(results)
 
     return call
@@ -98,7 +98,7 @@ async def drop(s: Stage) -> Call:
 
     async def dropped(client: Any) -> None:
         try:
-            await client.drop(OTHER)
+            await client.admin.drop(OTHER)
         except (ap.UnknownShard, ap.ShardFinalized):
             pass
         assert OTHER not in await client.list_shards()
@@ -111,7 +111,7 @@ async def drop(s: Stage) -> Call:
 
     s.after += [lambda: dropped(s.client), fenced]
     s.afresh.append(dropped)
-    return lambda: s.client.drop(OTHER)
+    return lambda: s.client.admin.drop(OTHER)
 
 
 @scene
@@ -124,10 +124,10 @@ async def finalize(s: Stage) -> Call:
 
     async def finalized(client: Any) -> None:
         try:
-            await client.finalize(OTHER)
+            await client.admin.finalize(OTHER)
         except ap.ShardFinalized:
             pass
 
     s.after.append(lambda: finalized(s.client))
     s.afresh.append(finalized)
-    return lambda: s.client.finalize(OTHER)
+    return lambda: s.client.admin.finalize(OTHER)

@@ -122,7 +122,7 @@ class Stage:
         async with self.client.critical_since(name, "mover") as c:
             await c.compare_and_downgrade_since(0, 0, 2)
         if compact:
-            await self.client.force_compaction(name)
+            await self.client.admin.force_compaction(name)
         return w
 
     async def append(
@@ -163,16 +163,16 @@ class Stage:
             async with client.writer(name, SCHEMA) as w:
                 self.told.append(Told(name, rows, True))
                 await w.write(rows)
-            await client.force_compaction(name)
-            await client.force_gc(name)
+            await client.admin.force_compaction(name)
+            await client.admin.force_gc(name)
             await self.check(client, name)
-            report = await client.fsck(name)
+            report = await client.admin.fsck(name)
             assert report.ok, report.problems
-        done = await client.maintain()
+        done = await client.admin.maintain()
         assert not done.failures, done.failures
         if sweeps:
-            await client.sweep_leaked_blobs(dry_run=False)
-            usage = await client.usage()
+            await client.admin.sweep_leaked_blobs(dry_run=False)
+            usage = await client.admin.usage()
             assert usage.total == usage.referenced, usage
 
     async def check(self, client: Any, name: str) -> None:

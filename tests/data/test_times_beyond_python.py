@@ -65,8 +65,8 @@ async def test_a_shard_with_far_values_lives(t: pa.DataType, values: list[int]) 
                     with pytest.raises(Unsupported, match="Arrow"):
                         async for _ in s:
                             pass
-                await client.force_compaction("s")
-        assert (await client.fsck("s")).ok
+                await client.admin.force_compaction("s")
+        assert (await client.admin.fsck("s")).ok
 
 
 @pytest.mark.parametrize(("t", "values"), FAR.values(), ids=FAR)
@@ -154,11 +154,11 @@ async def test_fields_with_dots_lose_no_rows(fields: list[pa.Field]) -> None:
                 with pytest.raises(ap.InvalidUsage, match="is ambiguous"):
                     await s.rows(columns=["val.a.b"])
                 assert (await s.stats()).columns.keys() == {"time"}
-            async with client.shared_read("s", 0) as shared:
+            async with client.workers.shared_read("s", 0) as shared:
                 found = [
                     row["key"]["a"]["b"]
                     for piece in await shared.pieces(4)
-                    async for batch in client.read_piece(piece)
+                    async for batch in client.workers.read_piece(piece)
                     for row in batch.to_pylist()
                 ]
                 assert sorted(found) == list(range(20))
@@ -211,5 +211,5 @@ async def test_lists_of_moments_in_any_zone_are_sorted(zone: str) -> None:
                     assert len(found) == len(lists)
                     assert found["diff"].to_pylist().count(3) == len(lists) - 3
                     assert row_keys(found, ["val"]) == sorted(row_keys(given.slice(13, 14), ["val"]))
-                assert (await client.fsck("s")).ok
-                await client.force_compaction("s")
+                assert (await client.admin.fsck("s")).ok
+                await client.admin.force_compaction("s")

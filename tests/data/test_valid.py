@@ -292,12 +292,12 @@ async def lives(seed: int) -> None:
                 async with r.snapshot(0) as s:
                     assert plain(await s.to_arrow()) == want
                     await s.stats()
-                await client.force_compaction("s")
+                await client.admin.force_compaction("s")
                 async with r.snapshot(1) as s:
                     assert [(*row[:-1], row[-1] // 2) for row in plain(await s.to_arrow())] == want
                     batches = [batch async for batch in s.batches()]
                     assert sum(batch.num_rows for batch in batches) == len(want)
-        assert (await client.fsck("s")).ok
+        assert (await client.admin.fsck("s")).ok
 
 
 async def test_a_shard_goes_on_whatever_it_is_given() -> None:

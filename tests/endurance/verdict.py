@@ -89,8 +89,8 @@ async def judged(client: ap.Client, notes: Sequence[Note], found: Verdict) -> Ve
 
 
 async def _problems(client: ap.Client) -> AsyncIterator[str]:
-    for shard in [summary.name or str(summary.shard_id) for summary in await client.overview()]:
-        report = await client.fsck(shard)
+    for shard in [summary.name or str(summary.shard_id) for summary in await client.admin.overview()]:
+        report = await client.admin.fsck(shard)
         for problem in report.problems:
             yield f"{shard}: {problem}"
 

@@ -17,15 +17,15 @@ async def test_what_is_done_is_nowhere(location: StoreUrls, inline_bytes: int) -
     async with ap.open(**location._asdict(), settings=settings, maintenance=False) as client:
         people = await with_history(client)
         assert await places(client)
-        told = await client.erase(people, ["ada"], dry_run=True)
+        told = await client.admin.erase(people, ["ada"], dry_run=True)
         assert not told.done and told.present == 1 and told.remnants and told.deleted == 0
-        erased = await client.erase(people, ["ada"], wait=NOW)
+        erased = await client.admin.erase(people, ["ada"], wait=NOW)
         assert (erased.remnants, erased.holders) == ([], [])
         assert (erased.done, erased.deleted) == (True, 1)
         assert await places(client) == []
         await stays(people)
-        assert (await client.fsck("people")).ok
-        again = await client.erase(people, ["ada"], wait=NOW)
+        assert (await client.admin.fsck("people")).ok
+        again = await client.admin.erase(people, ["ada"], wait=NOW)
         assert again.done and again.time is None  # nothing to do: no history is given up
 
 
@@ -37,15 +37,15 @@ async def test_in_a_bucket_newer_versions_carry_older_ones(
     async with ap.open(blob=blob, consensus=consensus, maintenance=False) as client:
         people = await with_history(client)
         await people.delete("ada")
-        await client.retain("people", 0)
+        await client.admin.retain("people", 0)
         for _ in range(2):
-            await client.force_gc("people")
-            await client.force_compaction("people")
-        await client.force_gc("people")
+            await client.admin.force_gc("people")
+            await client.admin.force_compaction("people")
+        await client.admin.force_gc("people")
         assert await places(client)  # by the commands alone: in objects of newer versions
-        told = await client.erase(people, ["ada"], dry_run=True)
+        told = await client.admin.erase(people, ["ada"], dry_run=True)
         assert {remnant.kind for remnant in told.remnants} == {"leftover"}
-        assert (await client.erase(people, ["ada"], wait=NOW)).done
+        assert (await client.admin.erase(people, ["ada"], wait=NOW)).done
         assert await places(client) == []
 
 
@@ -128,10 +128,10 @@ async def test_a_readonly_client_may_look(location: StoreUrls) -> None:
         await with_history(client)
     async with ap.open(**location._asdict(), readonly=True) as client:
         people = client.table("people", key=str, val=bytes)
-        told = await client.erase(people, ["ada"], dry_run=True)
+        told = await client.admin.erase(people, ["ada"], dry_run=True)
         assert not told.done and told.present == 1
         with pytest.raises(ap.Unsupported):
-            await client.erase(people, ["ada"])
+            await client.admin.erase(people, ["ada"])
 
 
 async def test_of_what_was_deleted_before_only_that_history_goes(place: Place) -> None:
@@ -144,11 +144,11 @@ async def test_of_what_was_deleted_before_only_that_history_goes(place: Place) -
     for n in range(5):
         await people.put("bob", b"%d" % n)
     await people.put("bob", b"stays")
-    erased = await client.erase(people, ["ada"], wait=NOW)
+    erased = await client.admin.erase(people, ["ada"], wait=NOW)
     assert erased.done and erased.deleted == 0
     assert await places(client) == []
     assert erased.time is not None and erased.since == ap.Antichain(erased.time)
-    assert "mailer" in await client.subscriptions("people")
+    assert "mailer" in await client.admin.subscriptions("people")
 
 
 async def test_a_copy_follows(place: Place) -> None:
@@ -156,17 +156,17 @@ async def test_a_copy_follows(place: Place) -> None:
     client = await place.client()
     people = await with_history(client)
     async with ap.open("mem://", maintenance=False) as backup:
-        await client.copy_shard("people", backup)
+        await client.admin.copy_shard("people", backup)
         assert await places(backup)
-        assert (await client.erase(people, ["ada"], wait=NOW)).done
+        assert (await client.admin.erase(people, ["ada"], wait=NOW)).done
         await people.put("bob", b"stays")
-        await client.copy_shard("people", backup)
+        await client.admin.copy_shard("people", backup)
         copied = backup.table("people", key=str, val=bytes)
         erased = await backup.erase(copied, ["ada"], wait=NOW)
         assert erased.done and erased.deleted == 0 and await places(backup) == []
         await copied.aclose()
         await people.put("bob", b"later")
-        await client.copy_shard("people", backup)
+        await client.admin.copy_shard("people", backup)
 
 
 async def test_a_table_that_is_not_there_is_not_made(quiet: ap.Client) -> None:

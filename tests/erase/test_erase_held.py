@@ -16,7 +16,7 @@ async def test_holds_are_named_and_end_only_if_they_are(place: Place) -> None:
     await slow.aclose()  # its position stays
     hold = await other.reader("people", hold_name="nightly")
     await other.critical_since("people", "pipeline")
-    told = await client.erase(people, ["ada"], wait=NOW)
+    told = await client.admin.erase(people, ["ada"], wait=NOW)
     assert not told.done and told.deleted == 1 and told.remnants
     assert {(h.kind, h.id) for h in told.holders} == {
         ("subscription", "mailer"),
@@ -25,11 +25,11 @@ async def test_holds_are_named_and_end_only_if_they_are(place: Place) -> None:
     }
     ends = {h.kind: h.until is not None for h in told.holders}
     assert ends == {"subscription": False, "named": True, "critical": False}
-    some = await client.erase(people, ["ada"], wait=NOW, end_holds=["nightly", "critical:pipeline"])
+    some = await client.admin.erase(people, ["ada"], wait=NOW, end_holds=["nightly", "critical:pipeline"])
     assert not some.done and [h.id for h in some.holders] == ["mailer"]
     assert {h.id for h in some.ended} == {"nightly", "pipeline"}
     await hold.aclose()  # its client keeps versions, too, until its next heartbeat
-    erased = await client.erase(people, ["ada"], wait=NOW, end_holds=["mailer"])
+    erased = await client.admin.erase(people, ["ada"], wait=NOW, end_holds=["mailer"])
     assert erased.done and [h.id for h in erased.ended] == ["mailer"]
     assert await places(client) == []
 
@@ -40,7 +40,7 @@ async def test_it_waits_for_a_consumer(place: Place) -> None:
     people = await with_history(client)
     theirs = other.table("people", key=str, val=bytes)
     mailer = await theirs.subscription("mailer")
-    erasing = asyncio.create_task(client.erase(people, ["ada"], wait=timedelta(seconds=50)))
+    erasing = asyncio.create_task(client.admin.erase(people, ["ada"], wait=timedelta(seconds=50)))
     async for step in mailer:
         await mailer.ack(step, durable=True)
         if any(change.key == "ada" and change.new is None for change in step.changes):
@@ -55,11 +55,11 @@ async def test_an_open_snapshot_keeps_what_it_reads(place: Place) -> None:
     people = await with_history(client)
     async with other.reader("people") as reader:
         async with reader.snapshot() as snapshot:
-            told = await client.erase(people, ["ada"], wait=NOW)
+            told = await client.admin.erase(people, ["ada"], wait=NOW)
             assert not told.done and [h.kind for h in told.holders] == ["reader"]
             assert SECRET in {row[1] for row in await snapshot.rows()}  # it reads on
         await other.force_gc("people")  # begins with a heartbeat
-        assert (await client.erase(people, ["ada"], wait=NOW)).done
+        assert (await client.admin.erase(people, ["ada"], wait=NOW)).done
     assert await places(client) == []
 
 
@@ -68,11 +68,11 @@ async def test_a_table_of_another_client_that_is_not_resident_lets_go(place: Pla
     people = await with_history(client)
     held = await other.table("people", key=str, val=bytes, resident=False)
     assert await held.get("bob") == b"stays"
-    assert not (await client.erase(people, ["ada"], wait=NOW)).done
+    assert not (await client.admin.erase(people, ["ada"], wait=NOW)).done
     for _ in range(2):  # it gives up history, then the versions
         assert await held.get("cid") is None
         await other.force_gc("people")  # begins with a heartbeat
-        told = await client.erase(people, ["ada"], wait=NOW)
+        told = await client.admin.erase(people, ["ada"], wait=NOW)
     assert told.done and await places(client) == []
 
 
@@ -81,7 +81,7 @@ async def test_what_is_put_again_is_told_and_stays(place: Place) -> None:
     client, other = await place.client(), await place.client()
     people = await with_history(client)
     hold = await other.reader("people", hold_name="nightly")
-    erasing = asyncio.create_task(client.erase(people, ["ada"], wait=timedelta(seconds=50)))
+    erasing = asyncio.create_task(client.admin.erase(people, ["ada"], wait=timedelta(seconds=50)))
     theirs = other.table("people", key=str, val=bytes)
     while await theirs.get("ada") is not None:
         await asyncio.sleep(0.001)
@@ -90,7 +90,7 @@ async def test_what_is_put_again_is_told_and_stays(place: Place) -> None:
     await hold.release()
     told = await erasing
     assert not told.done and (told.present, told.deleted) == (1, 1) and await people.get("ada") == b"new"
-    assert (await client.erase(people, ["ada"], wait=NOW)).done
+    assert (await client.admin.erase(people, ["ada"], wait=NOW)).done
 
 
 async def test_a_key_that_is_somebody_elses_by_now(place: Place) -> None:
@@ -102,7 +102,7 @@ async def test_a_key_that_is_somebody_elses_by_now(place: Place) -> None:
     await people.delete("dan")
     hold = await other.reader("people", hold_name="nightly")
     is_secret = pc.field("val") == SECRET
-    erasing = asyncio.create_task(client.erase(people, where=is_secret, wait=timedelta(seconds=50)))
+    erasing = asyncio.create_task(client.admin.erase(people, where=is_secret, wait=timedelta(seconds=50)))
     theirs = other.table("people", key=str, val=bytes)
     while await theirs.get("ada") is not None:
         await asyncio.sleep(0.001)

@@ -23,14 +23,14 @@ async def test_blobs_that_no_version_names_are_found(place: Place) -> None:
     people = await with_history(client)
     blob = stack_of(client).blob
     copied = [(key, await blob.get(key)) async for key, _ in blob.list("s") if key.endswith(".parquet")]
-    assert (await client.erase(people, ["ada"], wait=NOW)).done
+    assert (await client.admin.erase(people, ["ada"], wait=NOW)).done
     for key, data in copied:
         assert data is not None
         await blob.set(key, data)
-    told = await client.erase(people, ["ada"], dry_run=True)
+    told = await client.admin.erase(people, ["ada"], dry_run=True)
     assert not told.done and {r.kind for r in told.remnants} == {"part"}
     await expire_writers(client, await client.shard_id("people"))
-    assert (await client.erase(people, ["ada"], wait=NOW)).done  # it sweeps them
+    assert (await client.admin.erase(people, ["ada"], wait=NOW)).done  # it sweeps them
     assert await places(client) == []
 
 
@@ -54,10 +54,10 @@ async def test_a_position_that_names_a_key(place: Place) -> None:
         await mailer.ack(step, durable=True)
     record = (await shards_of(client).existing("people")).state.subscriptions["mailer"]
     key = json.loads(record.position.contents.key)
-    told = await client.erase(people, [key], wait=NOW)
+    told = await client.admin.erase(people, [key], wait=NOW)
     assert not told.done and "position" in {r.kind for r in told.remnants}
     assert [h.id for h in told.holders] == ["mailer"]
-    assert (await client.erase(people, [key], wait=NOW, end_holds=["subscription:mailer"])).done
+    assert (await client.admin.erase(people, [key], wait=NOW, end_holds=["subscription:mailer"])).done
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ async def test_a_call_that_crashed_is_called_again(landed: bool) -> None:
                 people = client.table("people", key=str, val=bytes)
                 await people.get("bob")
                 way.crash_at = way.calls + crash_at
-                assert (await client.erase(people, ["ada"], wait=NOW)).done
+                assert (await client.admin.erase(people, ["ada"], wait=NOW)).done
                 way.crash_at = None
         crashed = way.crashed
         with noted(f"crashed at request {crash_at}"):
@@ -88,8 +88,8 @@ async def goes_on(place: Memory) -> None:
     async with place.open() as client:
         people = client.table("people", key=str, val=bytes)
         await expire_writers(client, await client.shard_id("people"))  # their leases, and claims, run out
-        told = await client.erase(people, ["ada"], wait=NOW)
+        told = await client.admin.erase(people, ["ada"], wait=NOW)
         dead = [holder.id for holder in told.holders]
-        assert (await client.erase(people, ["ada"], wait=NOW, end_holds=dead)).done
+        assert (await client.admin.erase(people, ["ada"], wait=NOW, end_holds=dead)).done
         assert await places(client) == []
         await stays(people)

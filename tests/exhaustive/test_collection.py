@@ -145,7 +145,7 @@ class Scene:
         async with client.reader(self.id, SCHEMA) as reader, reader.snapshot() as snapshot:
             rows = await snapshot.rows()
         assert rows in (ROWS, [*ROWS, MORE]), f"at the end there is {rows}"
-        report = await client.fsck(self.id)
+        report = await client.admin.fsck(self.id)
         assert report.ok, f"at the end: {report.problems}"
 
 

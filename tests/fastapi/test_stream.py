@@ -188,9 +188,9 @@ async def test_history_that_is_gone() -> None:
             (event,) = await caller.events(1)
         await put(first, a=2)
     async with ap.open("mem://gone") as client:
-        await client.retain("stock", 0)
+        await client.admin.retain("stock", 0)
         for _ in range(2):
-            await client.force_compaction("stock")
+            await client.admin.force_compaction("stock")
         async with running(second), Caller(second, "/changes", event.id) as caller:
             await caller.done()
     assert caller.status == 410
@@ -342,7 +342,7 @@ async def test_a_table_that_is_dropped_ends_its_streams(app: FastAPI) -> None:
     await put(app, a=1)
     async with Caller(app, "/changes") as caller:
         await caller.events(1)
-        await apf.client_of(app).drop("stock")
+        await apf.client_of(app).admin.drop("stock")
         await caller.done()
     assert caller.ended
     last = caller.seen()[-1]

@@ -77,12 +77,12 @@ async def _use(folder: Path) -> dict[str, list[bytes]]:
         async with client.reader("prices", location.PRICES) as reader:
             async with reader.snapshot(1) as snapshot:
                 found["part"] = [part.to_transmittable() for part in snapshot.parts()]
-        found["writer"] = [await client.register_writer("prices", location.PRICES, 60.0)]
-        async with client.shared_read("prices") as shared:
+        found["writer"] = [await client.workers.register_writer("prices", location.PRICES, 60.0)]
+        async with client.workers.shared_read("prices") as shared:
             found["piece"] = await shared.pieces(2)
-        async with client.shared_compaction("prices") as compaction:
+        async with client.workers.shared_compaction("prices") as compaction:
             found["compaction"] = await compaction.pieces(2)
-            found["compacted"] = [await client.compact_piece(piece) for piece in found["compaction"]]
+            found["compacted"] = [await client.workers.compact_piece(piece) for piece in found["compaction"]]
     return found
 
 
@@ -92,7 +92,7 @@ async def _use_tables(client: ap.Client) -> None:
         await table.put(f"item {number}", number, once=f"request {number}")
     async with table.subscription("billing") as subscription:
         await subscription.ack(await anext(subscription))
-    await client.force_compaction("stock")
+    await client.admin.force_compaction("stock")
     await table.put("apple", 1, once="a last one")
 
 

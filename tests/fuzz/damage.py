@@ -84,7 +84,7 @@ async def fill(client: ap.Client) -> None:
                 many = 200 if time % 2 else 2
                 rows = [(f"{time} {row:03}", row + 1000 * number, time, 1) for row in range(many)]
                 await writer.compare_and_append(rows, time, time + 1)
-            await client.force_gc(name)
+            await client.admin.force_gc(name)
             for time in (4, 5):
                 await writer.compare_and_append([(f"late {time}", time + number, time, 1)], time, time + 1)
     table = client.table("stock", str, int)
@@ -175,7 +175,7 @@ async def _stream(client: ap.Client) -> Any:
 
 
 async def _names(client: ap.Client) -> Any:
-    return sorted((found.name, str(found.shard_id)) for found in await client.overview())
+    return sorted((found.name, str(found.shard_id)) for found in await client.admin.overview())
 
 
 READS: dict[str, Read] = {

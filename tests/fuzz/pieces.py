@@ -30,11 +30,11 @@ async def _fill(stores: Stores) -> dict[str, list[bytes]]:
                 await writer.compare_and_append(batch, time, time + 1)
         async with client.reader("log", SCHEMA) as reader, reader.snapshot(2) as snapshot:
             parts = [part.to_transmittable() for part in snapshot.parts()]
-        async with client.shared_read("log", lease_s=LEASE_S, keep=True) as shared:
+        async with client.workers.shared_read("log", lease_s=LEASE_S, keep=True) as shared:
             pieces = await shared.pieces(1)
-        async with client.shared_read("log", start=0, end=3, lease_s=LEASE_S, keep=True) as shared:
+        async with client.workers.shared_read("log", start=0, end=3, lease_s=LEASE_S, keep=True) as shared:
             pieces += await shared.pieces(2)
-        async with client.shared_compaction("log") as compaction:
+        async with client.workers.shared_compaction("log") as compaction:
             work = await compaction.pieces(2)
     return {"part": parts, "piece": pieces, "compaction": work}
 
@@ -45,13 +45,13 @@ def _opened(stores: Stores) -> Any:
 
 
 async def _read(client: ap.Client, data: bytes) -> object:
-    return [batch async for batch in client.read_piece(data)]
+    return [batch async for batch in client.workers.read_piece(data)]
 
 
 USES: dict[str, Callable[[ap.Client, bytes], Awaitable[object]]] = {
-    "part": lambda client, data: client.fetch_part(data),
+    "part": lambda client, data: client.workers.fetch_part(data),
     "piece": _read,
-    "compaction": lambda client, data: client.compact_piece(data),
+    "compaction": lambda client, data: client.workers.compact_piece(data),
 }
 
 

@@ -37,7 +37,7 @@ async def fill(client: ap.Client, *, compacted: bool = False) -> None:
 async def test_it_is_sound(settings: ap.Settings, compacted: bool) -> None:
     async with ap.open("mem://", settings=settings, maintenance=False) as client:
         await fill(client, compacted=compacted)
-        report = await client.fsck("ix")
+        report = await client.admin.fsck("ix")
         async with client.indexed("ix", background=False) as ix:
             views = [await ix.inspect(name) for name in NAMES]
         assert report.problems == []
@@ -48,13 +48,13 @@ async def test_it_is_sound(settings: ap.Settings, compacted: bool) -> None:
 async def test_each_damaged_blob_is_named(tmp_path: Path) -> None:
     async with ap.open(tmp_path, settings=BLOBS, maintenance=False) as client:
         await fill(client)
-        parts = (await client.fsck("ix")).parts
+        parts = (await client.admin.fsck("ix")).parts
         told = []
         for file in tmp_path.rglob("*.parquet"):
             data = file.read_bytes()
             for damage in (data[:10] + bytes([data[10] ^ 1]) + data[11:], None):
                 file.unlink() if damage is None else file.write_bytes(damage)
-                report = await client.fsck("ix")
+                report = await client.admin.fsck("ix")
                 told += [(file.name, problem) for problem in report.problems]
                 assert report.parts == parts - len(report.problems)
             file.write_bytes(data)
@@ -117,5 +117,5 @@ async def test_a_broken_promise_is_told(
     monkeypatch.setattr(fsck, "_checked", lambda shard, state: checked(shard, _other_streams(state, change)))
     async with ap.open("mem://", maintenance=False) as client:
         await fill(client)
-        problems = (await client.fsck("ix")).problems
+        problems = (await client.admin.fsck("ix")).problems
         assert [told for told in problems if problem in told], problems

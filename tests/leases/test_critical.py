@@ -22,15 +22,15 @@ async def test_it_is_released(client: ap.Client) -> None:
     other = await client.critical_since("t", "mailer")
     async with client.critical_since("t", "mailer", opaque=7) as mailer, client.reader("t") as reader:
         await reader.downgrade_since(4)
-        assert (await client.inspect("t")).since == ap.Antichain(0)
+        assert (await client.admin.inspect("t")).since == ap.Antichain(0)
         with pytest.raises(ap.OpaqueMismatch) as caught:
             await mailer.release(8)
         assert (caught.value.expected, caught.value.actual) == (8, 0)
         await mailer.release(mailer.opaque)
-        view = await client.inspect("t")
+        view = await client.admin.inspect("t")
         assert (view.critical, view.since) == ({}, ap.Antichain(0))
         await reader.downgrade_since(4)
-        assert (await client.inspect("t")).since == ap.Antichain(4)
+        assert (await client.admin.inspect("t")).since == ap.Antichain(4)
     for call in (other.compare_and_downgrade_since(0, 1, 2), other.release(0)):
         with pytest.raises(ap.OpaqueMismatch, match="released") as caught:
             await call
@@ -47,10 +47,10 @@ async def test_who_keeps_history_can_be_seen(client: ap.Client) -> None:
     moved = await client.critical_since("t", "mailer")
     await moved.compare_and_downgrade_since(0, 0, 4)
     await client.reader("t", hold_name="nightly", hold=2)
-    await client.retain("t", 1)
-    await client.force_compaction("t")
+    await client.admin.retain("t", 1)
+    await client.admin.force_compaction("t")
     async with client.reader("t") as reader, reader.listen(as_of=3):
-        view = await client.inspect("t")
+        view = await client.admin.inspect("t")
     assert view.since == ap.Antichain(0)
     found = [(hold.kind, hold.id, hold.behind, hold.pins) for hold in view.holds]
     assert found[:2] == [("critical", "forgotten", 5, True), ("named", "nightly", 3, False)]
@@ -62,4 +62,4 @@ async def test_an_opaque_is_an_int(client: ap.Client) -> None:
     for opaque in ("me", 1.0, 2**63, True):
         with pytest.raises(TypeError, match="is not an opaque: give an int"):
             await client.critical_since("t", "other", opaque=opaque)  # type: ignore[arg-type]  # that is the test
-    assert (await client.inspect("t")).critical == {}
+    assert (await client.admin.inspect("t")).critical == {}

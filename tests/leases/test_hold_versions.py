@@ -34,12 +34,12 @@ async def rewritten(client: ap.Client, first: int = 4) -> None:
     async with client.writer("s", SCHEMA) as writer:
         for t in range(first, first + ROUNDS):
             await writer.compare_and_append([("k", t, t, 1)], t, t + 1)
-            await client.force_compaction("s")
+            await client.admin.force_compaction("s")
 
 
 async def kept(place: Place, client: ap.Client) -> tuple[int, int]:
     """The versions and the parts that a collection leaves."""
-    await client.force_gc("s")
+    await client.admin.force_gc("s")
     shard = await client.shard_id("s")
     return len(await place.clock.scan(consensus_key(shard), 0, 10_000)), len(await place.parts())
 

@@ -18,7 +18,7 @@ class Named(Runtime):
 
 
 async def owners(client: ap.Client) -> dict[str, str | None]:
-    return {hold.kind: hold.owner for hold in (await client.inspect("s")).holds}
+    return {hold.kind: hold.owner for hold in (await client.admin.inspect("s")).holds}
 
 
 async def test_who_has_a_hold() -> None:
@@ -35,7 +35,7 @@ async def test_who_has_a_hold() -> None:
     ):
         await writer.write([("a", 1)])
         async with client.subscription("s", name="bill") as bill:
-            assert (await client.subscriptions("s"))["bill"].owner == bill._consumer.owner
+            assert (await client.admin.subscriptions("s"))["bill"].owner == bill._consumer.owner
             mine = f"orders/{process}"
             assert await owners(client) == {
                 "reader": mine, "named": mine, "critical": None, "subscription": mine,

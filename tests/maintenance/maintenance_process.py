@@ -89,16 +89,16 @@ class KillingBlob(FaultyBlob):
 
 
 async def compact(client: ap.Client) -> None:
-    await client.force_compaction(BUSY)
-    await client.force_gc(BUSY)
+    await client.admin.force_compaction(BUSY)
+    await client.admin.force_gc(BUSY)
 
 
 async def finalize(client: ap.Client) -> None:
-    await client.finalize(ENDED)
+    await client.admin.finalize(ENDED)
 
 
 async def maintain(client: ap.Client) -> None:
-    await client.maintain()
+    await client.admin.maintain()
 
 
 WORKS = {work.__name__: work for work in (compact, finalize, maintain)}
@@ -226,7 +226,7 @@ async def rounds_until_told(client: ap.Client) -> MaintenanceRound:
     total = MaintenanceRound()
     while True:
         last = told.done()
-        done = await client.maintain()
+        done = await client.admin.maintain()
         total = total.plus(done)
         if last and not done.looked_at:
             return total

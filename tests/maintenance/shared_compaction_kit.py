@@ -78,8 +78,8 @@ async def nothing_is_left(place: Place, client: ap.Client) -> None:
     state = await state_of(client)
     assert not state.claims
     assert all(writer.lease_s == MAINTENANCE_LEASE_S for writer in state.writers.values())
-    await client.force_gc("t")
-    await client.sweep_leaked_blobs(dry_run=False)
+    await client.admin.force_gc("t")
+    await client.admin.sweep_leaked_blobs(dry_run=False)
     state = await state_of(client)
     assert await place.parts() == {p.key for b in state.batches.values() for p in b.parts if p.key}
 
@@ -94,5 +94,5 @@ async def done(workers: list[ap.Client], pieces: list[bytes]) -> list[bytes]:
 
 
 async def compacted(client: ap.Client, workers: list[ap.Client], tasks: int = 4) -> bool:
-    async with client.shared_compaction("t") as compaction:
+    async with client.workers.shared_compaction("t") as compaction:
         return await compaction.apply(await done(workers, await compaction.pieces(tasks)))

@@ -75,7 +75,7 @@ async def test_a_crash_at_every_request_of_the_end(end: str, landed: bool) -> No
             if way.crashed:
                 with suppress(ap.UnknownShard):
                     await getattr(client, end)(NAME)
-            await client.sweep_leaked_blobs(dry_run=False)
+            await client.admin.sweep_leaked_blobs(dry_run=False)
             if place.blobs() or len(place.versions(shard_id).data) not in (1, 2):  # the second says so
                 faults.append((n, len(place.blobs()), len(place.versions(shard_id).data)))
             with pytest.raises(ap.ShardFinalized):
@@ -113,7 +113,7 @@ async def test_a_compaction_cancelled_as_it_claims_can_be_called_again() -> None
     way = Way()
     async with place.open(way, writer_lease_s=0.4) as client:
         way.holds = lambda op, what: op == "compare_and_set" and bool(decode_diff(what).changes.claims)
-        task = asyncio.create_task(client.force_compaction(NAME))
+        task = asyncio.create_task(client.admin.force_compaction(NAME))
         await way.until_held()
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -121,7 +121,7 @@ async def test_a_compaction_cancelled_as_it_claims_can_be_called_again() -> None
         way.holds = lambda op, what: False
         way.go.set()
         async with asyncio.timeout(50):
-            await client.force_compaction(NAME)
+            await client.admin.force_compaction(NAME)
         await sound(place, client)
 
 
@@ -151,9 +151,9 @@ async def test_open_snapshots_and_listens_outlast_collections(seed: int) -> None
                 await move_since(rng.choice([one, two]), w.upper.time - 1)
             for client in rng.sample([one, two], 2):
                 if rng.random() < 0.7:
-                    await client.force_compaction(NAME)
+                    await client.admin.force_compaction(NAME)
                 if rng.random() < 0.7:
-                    await client.force_gc(NAME)
+                    await client.admin.force_gc(NAME)
             await one.sweep_leaked_blobs(dry_run=False)
             while open_ and rng.random() < 0.4:
                 s, expected = open_.pop(rng.randrange(len(open_)))
@@ -173,8 +173,8 @@ async def test_open_snapshots_and_listens_outlast_collections(seed: int) -> None
             assert gathered(seen) == place.model.changes(as_of)
             await listen.aclose()
         for client in (one, two):
-            await client.force_compaction(NAME)
-            await client.force_gc(NAME)
+            await client.admin.force_compaction(NAME)
+            await client.admin.force_gc(NAME)
         await sound(place, two)
 
 
@@ -211,8 +211,10 @@ async def test_two_clients_compact_and_collect(seed: int) -> None:
     async def maintenance(client: Any) -> None:
         mine = random.Random(rng.random())
         while working:
-            call = mine.choice([client.force_compaction, client.force_gc, client.fsck, None])
-            await (client.sweep_leaked_blobs(dry_run=False) if call is None else call(NAME))
+            call = mine.choice(
+                [client.admin.force_compaction, client.admin.force_gc, client.admin.fsck, None]
+            )
+            await (client.admin.sweep_leaked_blobs(dry_run=False) if call is None else call(NAME))
 
     async with asyncio.timeout(50), place.open() as one, place.open() as two, place.open() as three:
         w = await one.writer(NAME, SCHEMA)
@@ -241,7 +243,7 @@ async def test_a_sweep_beside_collections_that_the_head_does_not_tell_of() -> No
             async with r.snapshot(w.upper.time - 1):  # holds the versions
                 for _ in range(3):
                     await append(place, w, rng)
-                    await client.force_gc(NAME)
+                    await client.admin.force_gc(NAME)
         left = sorted(shards_of(client).at(ap.ShardId.parse(w.shard_id)).state.rollups)
         assert len(left) == 3
         assert place.versions(w.shard_id).first < left[0]

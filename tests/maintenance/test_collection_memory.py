@@ -80,7 +80,7 @@ class Life:
                 assert await s.rows() == expected
                 await s.aclose()
             self.open.clear()
-            report = await client.fsck(NAME)
+            report = await client.admin.fsck(NAME)
             continued = "it does not continue its run"  # test_fsck_of_a_run_that_goes_on_with_an_equal_row
             assert self.background or all(continued in problem for problem in report.problems), report
 
@@ -97,14 +97,14 @@ class Life:
                 await move_since(client, to)
                 self.since = max(self.since, to)
             case 3:
-                await client.force_compaction(NAME)
+                await client.admin.force_compaction(NAME)
             case 4:
-                await client.force_gc(NAME)
+                await client.admin.force_gc(NAME)
             case 5:
                 if rng.random() < 0.5:
-                    await client.retain(NAME, rng.choice([None, 0, 3]))
+                    await client.admin.retain(NAME, rng.choice([None, 0, 3]))
                 else:
-                    await client.sweep_leaked_blobs(dry_run=False)
+                    await client.admin.sweep_leaked_blobs(dry_run=False)
             case 6 if upper:
                 try:
                     s = await r.snapshot(rng.choice([None, rng.randrange(upper)]))
@@ -165,7 +165,7 @@ async def test_compaction_of_some_runs_of_a_batch(seed: int) -> None:
     limits = {"blob_target_size": 0, "compaction_memory_bytes": 1, "row_group_bytes": 30}
     async with place.open(**limits) as client, client.writer(NAME, SCHEMA) as w:
         await many_runs(place, w, rng)
-        await client.force_compaction(NAME)
+        await client.admin.force_compaction(NAME)
         async with client.reader(NAME) as r, r.snapshot(0) as snapshot:
             assert [tuple(row) async for row in snapshot] == place.model.contents(0)
         assert await contents(client, 0) == place.model.contents(0)
@@ -178,7 +178,7 @@ async def test_compaction_of_some_runs_of_a_writer_that_is_gone() -> None:
     async with place.open(blob_target_size=0, compaction_memory_bytes=1) as client:
         async with client.writer(NAME, SCHEMA) as w:
             await many_runs(place, w, rng)
-        await client.force_compaction(NAME)
+        await client.admin.force_compaction(NAME)
 
 
 async def test_closing_gives_back_claims() -> None:
@@ -223,6 +223,6 @@ async def test_a_life(seed: int, memory: int) -> None:
             await expire_writers(client, shard_id)
             await both(client)
             await expire_writers(client, shard_id)
-            await client.sweep_leaked_blobs(dry_run=False)
+            await client.admin.sweep_leaked_blobs(dry_run=False)
             assert set(life.place.blobs()) == life.place.named(shard_id)
             await sound(life.place, client)

@@ -185,7 +185,7 @@ async def test_fsck_finds_damage(damage: str) -> None:
             else:
                 at = len(blobs[key]) // 2
                 blobs[key] = blobs[key][:at] + bytes([blobs[key][at] ^ 64]) + blobs[key][at + 1 :]
-            report = await client.fsck(NAME)
+            report = await client.admin.fsck(NAME)
             assert not report.ok
             if end == ".parquet":
                 assert any(key in problem for problem in report.problems)
@@ -210,7 +210,7 @@ async def test_fsck_of_what_a_crashed_collection_left() -> None:
             await collection(client)
     assert way.crashed
     async with place.open() as client:
-        report = await client.fsck(NAME)
+        report = await client.admin.fsck(NAME)
         assert report.ok, report.problems
 
 
@@ -240,7 +240,7 @@ async def test_fsck_of_a_run_that_goes_on_with_an_equal_row() -> None:
         assert not batch.runs
         await w.compare_and_append_batch([batch], 0, 1)
         assert await contents(client) == [("a", 1, 4)]
-        report = await client.fsck(NAME)
+        report = await client.admin.fsck(NAME)
         assert report.ok, report.problems
 
 
@@ -252,7 +252,7 @@ async def test_compaction_of_a_lost_blob_ends() -> None:
         del place.blob._shared.blobs[key]
         with pytest.raises(ap.Corruption):
             async with asyncio.timeout(50):
-                await client.force_compaction(NAME)
+                await client.admin.force_compaction(NAME)
 
 
 async def test_compaction_whose_writer_expires_ends() -> None:

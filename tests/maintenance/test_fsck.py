@@ -17,7 +17,7 @@ async def grown(client: ap.Client) -> None:
         for time in range(6):
             rows = [("up", 1, time, 5), ("down", 1, time, -3), (f"k{time}", time, time, 2**62)]
             await w.compare_and_append(rows, time, time + 1)
-        await client.force_gc("t")
+        await client.admin.force_gc("t")
 
 
 class Away(FaultyBlob):
@@ -48,9 +48,9 @@ async def test_a_store_that_is_away_is_no_damage(fails: str, error: ap.Error) ->
         await grown(client)
         blob.fails, blob.error = fails, error
         with pytest.raises(ap.StorageUnavailable):
-            await client.fsck("t")
+            await client.admin.fsck("t")
         blob.error = None
-        report = await client.fsck("t")
+        report = await client.admin.fsck("t")
         assert report.ok and report.updates == 18
 
 
@@ -83,7 +83,7 @@ async def test_sums_of_diffs_are_checked(monkeypatch: pytest.MonkeyPatch) -> Non
                 patch.setattr(parts, "writable", one_is_doubled)
                 await w.compare_and_append([("b", 1, 1, 7), ("c", 1, 1, -1)], 1, 2)
             await w.compare_and_append([("d", 1, 2, 1)], 2, 3)
-        report = await client.fsck("t")
+        report = await client.admin.fsck("t")
         (problem,) = report.problems
         assert not report.ok
         assert "sum to 13 modulo 2**64, not to 6" in problem
@@ -102,9 +102,9 @@ async def test_a_part_of_an_earlier_version_says_no_sum(monkeypatch: pytest.Monk
         with monkeypatch.context() as patch:
             patch.setattr(parts, "_index", without_sum)
             await grown(client)
-        assert (await client.fsck("t")).ok
-        await client.force_compaction("t")
-        assert (await client.fsck("t")).ok
+        assert (await client.admin.fsck("t")).ok
+        await client.admin.force_compaction("t")
+        assert (await client.admin.fsck("t")).ok
 
 
 async def test_sums_are_kept_of_every_part() -> None:
@@ -115,7 +115,7 @@ async def test_sums_are_kept_of_every_part() -> None:
             for time in range(30):
                 rows = [(f"k{n}", n, time, (2**63 - 1) if n % 2 else -(2**63)) for n in range(time % 7 + 1)]
                 await w.compare_and_append(rows, time, time + 1)
-            assert (await client.fsck("t")).ok
-            await client.force_compaction("t")
-            assert (await client.fsck("t")).ok
-        assert [b for b in (await client.inspect("t")).batches if b.blob_bytes]
+            assert (await client.admin.fsck("t")).ok
+            await client.admin.force_compaction("t")
+            assert (await client.admin.fsck("t")).ok
+        assert [b for b in (await client.admin.inspect("t")).batches if b.blob_bytes]

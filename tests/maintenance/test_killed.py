@@ -118,8 +118,8 @@ async def busy(client: Any, name: str) -> None:
     async with client.writer(name, SCHEMA) as w:
         await append(w, 3)
         await move_since(client, name, 2)
-        await client.force_compaction(name)
-        await client.force_gc(name)
+        await client.admin.force_compaction(name)
+        await client.admin.force_gc(name)
         await append(w, 6)
         await move_since(client, name, 7)
 
@@ -148,7 +148,7 @@ async def prepare(urls: Urls, work: str) -> None:
         await busy(client, BUSY)
         if work == "maintain":
             await busy(client, KEPT)
-            await client.retain(KEPT, 3)
+            await client.admin.retain(KEPT, 3)
             await half_buried(client, BURIED)
 
 
@@ -200,7 +200,7 @@ async def sound(urls: Urls, client: Any) -> None:
     for name, shard in (await client.list_shards()).items():
         if await is_finalized(urls, shard):
             continue
-        report = await client.fsck(name)
+        report = await client.admin.fsck(name)
         assert report.ok, report.problems
         if name == ENDED:
             continue
@@ -226,7 +226,7 @@ async def completed(client: Any, work: str) -> None:
 
 async def rounds(client: Any) -> None:
     """Until there is nothing left to look at."""
-    while (await client.maintain()).looked_at:
+    while (await client.admin.maintain()).looked_at:
         pass
 
 
@@ -235,9 +235,9 @@ async def finished(urls: Urls, work: str) -> None:
     left."""
     async with opened(urls) as client:
         await sound(urls, client)
-        await client.sweep_leaked_blobs(dry_run=False)
+        await client.admin.sweep_leaked_blobs(dry_run=False)
         await expire_writers(urls, client)
-        await client.sweep_leaked_blobs(dry_run=False)
+        await client.admin.sweep_leaked_blobs(dry_run=False)
         await sound(urls, client)
         await completed(client, work)
     async with opened(urls) as client:
@@ -246,7 +246,7 @@ async def finished(urls: Urls, work: str) -> None:
 
 
 async def nothing_is_left(urls: Urls, client: Any, work: str) -> None:
-    assert not (await client.sweep_leaked_blobs()).keys
+    assert not (await client.admin.sweep_leaked_blobs()).keys
     for name, shard in (await client.list_shards()).items():
         if name in (ENDED, BURIED):
             assert await blobs(urls, shard) == set()

@@ -55,13 +55,13 @@ async def test_an_idle_shard_converges(location: Any, inline: int) -> None:
             expected = await grown(w, 60)
 
             async def few() -> Any:
-                view = await client.inspect("t")
+                view = await client.admin.inspect("t")
                 return view if len(view.batches) <= 2 * 8 and view.live_diffs < 60 else None
 
             view = await until(few)
             assert sum(len(level.batches) for level in view.levels.values()) <= len(view.batches)
             assert await contents_of(client) == expected
-        assert (await client.fsck("t")).problems == []
+        assert (await client.admin.fsck("t")).problems == []
         assert stack_of(client).supervisor.failures.count == 0
 
 
@@ -72,17 +72,17 @@ async def test_force_compaction_leaves_one_batch(location: Any) -> None:
         async with client.writer("t", SCHEMA) as w, client.reader("t", SCHEMA) as r:
             expected = await grown(w, 20)
             await r.downgrade_since(15)
-            await client.force_compaction("t")
-            (batch,) = (await client.inspect("t")).batches
+            await client.admin.force_compaction("t")
+            (batch,) = (await client.admin.inspect("t")).batches
             assert (batch.lower, batch.upper, batch.since) == (*map(ap.Antichain, (0, 20, 15)),)
             assert (batch.runs, batch.len <= 80) == (1, True)
             assert await contents_of(client) == expected
             with pytest.raises(ap.SinceViolation):
                 await r.snapshot(14)
-            await client.force_gc("t")
-            usage = await client.usage()
+            await client.admin.force_gc("t")
+            usage = await client.admin.usage()
             assert usage.total == usage.referenced
-        assert (await client.sweep_leaked_blobs()).keys == ()
+        assert (await client.admin.sweep_leaked_blobs()).keys == ()
 
 
 async def test_an_open_snapshot_survives(location: Any) -> None:
@@ -96,8 +96,8 @@ async def test_an_open_snapshot_survives(location: Any) -> None:
                     await turn.force_compaction("t")
                     await turn.force_gc("t")
                 assert sum(diff for _, _, diff in await old.rows()) == 20
-            await client.force_gc("t")
-            usage = await client.usage()
+            await client.admin.force_gc("t")
+            usage = await client.admin.usage()
             assert usage.total == usage.referenced
 
 
@@ -107,12 +107,12 @@ async def test_compaction_of_more_runs_than_fit_takes_several_passes(location: A
         async with client.writer("t", SCHEMA) as w:
             batches = [await w.batch([(f"k{n}", n, 0, 1), ("all", 0, 0, 1)], 0, 1) for n in range(9)]
             await w.compare_and_append_batch(batches, 0, 1)
-            assert (await client.inspect("t")).batches[0].runs == 9
-            await client.force_compaction("t")
-            (batch,) = (await client.inspect("t")).batches
+            assert (await client.admin.inspect("t")).batches[0].runs == 9
+            await client.admin.force_compaction("t")
+            (batch,) = (await client.admin.inspect("t")).batches
             assert (batch.runs, batch.len) == (1, 10)
             assert (await contents_of(client))["all", 0] == 9
-        assert (await client.fsck("t")).ok
+        assert (await client.admin.fsck("t")).ok
 
 
 async def test_product_times_and_truncated_parts_are_compacted() -> None:
@@ -126,12 +126,12 @@ async def test_product_times_and_truncated_parts_are_compacted() -> None:
             await w.compare_and_append_batch([batch], (0, 0), end)
             await w.compare_and_append([("a", 1, (0, 4), 1)], end, ap.Antichain((0, 5), (3, 0)))
             await r.downgrade_since((0, 2))
-            await client.force_compaction("p")
-            (batch_view,) = (await client.inspect("p")).batches
+            await client.admin.force_compaction("p")
+            (batch_view,) = (await client.admin.inspect("p")).batches
             assert batch_view.runs == 1
             async with r.snapshot((0, 4)) as s:
                 assert await s.rows() == [("a", 1, 2)]
-        assert (await client.fsck("p")).problems == []
+        assert (await client.admin.fsck("p")).problems == []
 
 
 # --- the process that does it, and failures ---------------------------------------------------------
@@ -166,7 +166,7 @@ async def test_a_round_beside_a_compaction_does_not_end_it(location: Any) -> Non
             maintenance = client._services.maintenance.of(shards_of(client).at(await client.shard_id("t")))
             async with maintenance.registration.held() as registration:
                 for _ in range(3):
-                    await client.maintain()
+                    await client.admin.maintain()
                     assert registration.alive
             async with asyncio.timeout(50):
                 while registration.writer in (await state_of(client)).writers:
@@ -210,11 +210,11 @@ async def test_registrations_of_maintenance_do_not_pile_up(location: Any) -> Non
 async def test_a_policy_that_is_set_again_goes_on(location: Any) -> None:
     """Goal: an application that says what it wants at every start does not begin to forget anew."""
     async with opened(location, compaction_idle_s=1000.0) as client, client.writer("t", SCHEMA) as w:
-        await client.retain("t", timedelta(hours=1))
+        await client.admin.retain("t", timedelta(hours=1))
         await grown(w, 3)
         before = (await state_of(client)).retention[0]
-        await client.retain("t", timedelta(hours=1))
-        await client.retain("t", timedelta(hours=2))
+        await client.admin.retain("t", timedelta(hours=1))
+        await client.admin.retain("t", timedelta(hours=2))
         after = (await state_of(client)).retention[0]
         assert (after.marks, after.hold, after.seconds) == (before.marks, before.hold, 7200.0)
 
@@ -226,36 +226,36 @@ async def test_retention_by_times(location: Any) -> None:
     """Goal: never nearer than `keep`, at rest within twice that, no further than holds allow."""
     async with opened(location) as client:
         async with client.writer("t", SCHEMA) as w:
-            await client.retain("t", 5)
+            await client.admin.retain("t", 5)
             await grown(w, 40)
 
             async def near() -> Any:
-                since: Any = (await client.inspect("t")).since.time
+                since: Any = (await client.admin.inspect("t")).since.time
                 assert since <= 35
                 return since >= 30
 
             await until(near)
             async with client.reader("t", SCHEMA, hold=36):
                 await w.compare_and_append([], 40, 80)
-                await client.force_compaction("t")
-                assert (await client.inspect("t")).since == ap.Antichain(36)
-            await client.force_compaction("t")
-            assert (await client.inspect("t")).since == ap.Antichain(75)
-            await client.retain("t", None)
+                await client.admin.force_compaction("t")
+                assert (await client.admin.inspect("t")).since == ap.Antichain(36)
+            await client.admin.force_compaction("t")
+            assert (await client.admin.inspect("t")).since == ap.Antichain(75)
+            await client.admin.retain("t", None)
             await w.compare_and_append([], 80, 200)
-            await client.force_compaction("t")
-            assert (await client.inspect("t")).since == ap.Antichain(75)
+            await client.admin.force_compaction("t")
+            assert (await client.admin.inspect("t")).since == ap.Antichain(75)
 
 
 async def test_retention_by_age(location: Any) -> None:
     async with opened(location) as client, client.writer("t", SCHEMA) as w:
-        await client.retain("t", timedelta(hours=1))
+        await client.admin.retain("t", timedelta(hours=1))
         await grown(w, 10)
-        assert (await client.inspect("t")).since == ap.Antichain(0)
-        await client.retain("t", timedelta(seconds=1))
+        assert (await client.admin.inspect("t")).since == ap.Antichain(0)
+        await client.admin.retain("t", timedelta(seconds=1))
 
         async def moved() -> Any:
-            return (await client.inspect("t")).since == ap.Antichain(9)
+            return (await client.admin.inspect("t")).since == ap.Antichain(9)
 
         await until(moved)
 
@@ -267,19 +267,21 @@ async def test_the_current_contents_stay_readable(path: str, keep: Any) -> None:
     settings = ap.Settings(compaction_idle_s=0.02)
     async with ap.open("mem://", settings=settings, maintenance=path == "background") as client:
         async with client.writer("t", SCHEMA) as w, client.reader("t", SCHEMA) as r:
-            await client.retain("t", keep)
+            await client.admin.retain("t", keep)
             for time in range(3):
                 await w.write([(f"k{time}", time)])
 
             async def moved() -> Any:
                 if path != "background":
-                    await (client.maintain() if path == "maintain" else client.force_compaction("t"))
-                return (await client.inspect("t")).since == ap.Antichain(2)
+                    await (
+                        client.admin.maintain() if path == "maintain" else client.admin.force_compaction("t")
+                    )
+                return (await client.admin.inspect("t")).since == ap.Antichain(2)
 
             await until(moved)
             await asyncio.sleep(0.05)
             await moved()
-            assert (await client.inspect("t")).since == ap.Antichain(2)
+            assert (await client.admin.inspect("t")).since == ap.Antichain(2)
             async with r.snapshot() as s:
                 assert await s.rows() == [("k0", 0, 1), ("k1", 1, 1), ("k2", 2, 1)]
             async with r.subscribe() as told:
@@ -292,14 +294,14 @@ async def test_product_times_stay_readable() -> None:
     schema = ap.Schema(key=str, val=int, time=2)
     async with ap.open("mem://", maintenance=False) as client:
         async with client.writer("t", schema) as w, client.reader("t", schema) as r:
-            await client.retain("t", timedelta(0))
+            await client.admin.retain("t", timedelta(0))
             upper = ap.Antichain((0, 0))
             for new, at in ((ap.Antichain((0, 3), (3, 0)), (2, 2)), (ap.Antichain((5, 5)), (9, 4))):
                 await w.compare_and_append([("a", 1, upper.elements[0], 1)], upper, new)
                 upper = new
                 for _ in range(2):  # the first sees the upper, the next one finds it old
-                    await client.force_compaction("t")
-                since = (await client.inspect("t")).since
+                    await client.admin.force_compaction("t")
+                since = (await client.admin.inspect("t")).since
                 assert since.less_equal(at) and not upper.less_equal(at)
                 async with r.snapshot(at) as s:
                     assert await s.rows()
@@ -308,12 +310,12 @@ async def test_product_times_stay_readable() -> None:
 async def test_a_finished_shard_stays_readable() -> None:
     async with ap.open("mem://", maintenance=False) as client:
         async with client.writer("t", SCHEMA) as w, client.reader("t", SCHEMA) as r:
-            await client.retain("t", timedelta(0))
+            await client.admin.retain("t", timedelta(0))
             await w.compare_and_append([("a", 1, 3, 1)], 0, 9)
-            await client.force_compaction("t")
+            await client.admin.force_compaction("t")
             await w.compare_and_append([("b", 1, 10, 1)], 9, ap.Antichain())
             for _ in range(3):
-                await client.force_compaction("t")
+                await client.admin.force_compaction("t")
             async with r.snapshot() as s:
                 assert await s.rows() == [("a", 1, 1), ("b", 1, 1)]
 
@@ -322,7 +324,7 @@ async def test_a_finished_shard_stays_readable() -> None:
 async def test_what_cannot_be_kept_is_refused(keep: Any) -> None:
     async with ap.open("mem://") as client, client.writer("t", SCHEMA):
         with pytest.raises(ap.InvalidUsage):
-            await client.retain("t", keep)
+            await client.admin.retain("t", keep)
 
 
 async def test_two_owners_of_a_critical_since_fence_each_other(location: Any) -> None:
@@ -337,10 +339,10 @@ async def test_two_owners_of_a_critical_since_fence_each_other(location: Any) ->
             with pytest.raises(ap.OpaqueMismatch) as caught:
                 await one.compare_and_downgrade_since(1, 1, 8)
             assert (caught.value.expected, caught.value.actual) == (1, 2)
-            assert (await client.inspect("t")).since == ap.Antichain(3)
+            assert (await client.admin.inspect("t")).since == ap.Antichain(3)
             await one.aclose()
             await two.aclose()
-            assert (await client.inspect("t")).critical["pipeline"].since == ap.Antichain(3)
+            assert (await client.admin.inspect("t")).critical["pipeline"].since == ap.Antichain(3)
 
 
 async def test_a_critical_since_holds_back_what_others_move(location: Any) -> None:
@@ -348,9 +350,9 @@ async def test_a_critical_since_holds_back_what_others_move(location: Any) -> No
         await grown(w, 10)
         async with client.critical_since("t", "slow") as slow, client.reader("t", SCHEMA) as r:
             await r.downgrade_since(8)
-            assert (await client.inspect("t")).since == ap.Antichain(0)
+            assert (await client.admin.inspect("t")).since == ap.Antichain(0)
             await slow.compare_and_downgrade_since(0, 0, 5)
-            assert (await client.inspect("t")).since == ap.Antichain(5)
+            assert (await client.admin.inspect("t")).since == ap.Antichain(5)
 
 
 # --- the end -----------------------------------------------------------------------------------------
@@ -361,17 +363,17 @@ async def test_finalize(location: Any) -> None:
         async with client.writer("t", SCHEMA) as w:
             await grown(w, 5)
             with pytest.raises(ap.InvalidUsage) as caught:
-                await client.finalize("t")
+                await client.admin.finalize("t")
             assert (caught.value.kind, caught.value.since) == (KIND.FINALIZATION_ERROR, ap.Antichain(0))
             await w.compare_and_append([], 5, ap.Antichain())
             async with client.reader("t", SCHEMA) as r:
                 await r.downgrade_since(ap.Antichain())
-            await client.finalize("t")
-            await client.finalize("t")
+            await client.admin.finalize("t")
+            await client.admin.finalize("t")
             with pytest.raises(ap.ShardFinalized):
                 await client.reader("t", SCHEMA)
-        await client.sweep_leaked_blobs(dry_run=False)
-        assert (await client.usage()).total == 0
+        await client.admin.sweep_leaked_blobs(dry_run=False)
+        assert (await client.admin.usage()).total == 0
     async with opened(location) as client:
         with pytest.raises(ap.ShardFinalized):
             await client.writer("t", SCHEMA)
@@ -381,18 +383,18 @@ async def test_drop_deletes_the_data(location: Any) -> None:
     async with opened(location, inline_writes_single_max_bytes=0) as client:
         async with client.writer("t", SCHEMA) as w:
             await grown(w, 5)
-            await client.drop("t")
-        assert (await client.usage()).live == 0
-        await client.sweep_leaked_blobs(dry_run=False)
-        assert (await client.usage()).total == 0
+            await client.admin.drop("t")
+        assert (await client.admin.usage()).live == 0
+        await client.admin.sweep_leaked_blobs(dry_run=False)
+        assert (await client.admin.usage()).total == 0
         async with client.writer("t", SCHEMA) as w:
             assert w.upper == ap.Antichain(0)
 
 
 async def test_unknown_shards_are_told() -> None:
     async with ap.open("mem://") as client:
-        for call in (client.inspect, client.fsck, client.force_gc, client.force_compaction, client.finalize):
+        for call in ("inspect", "fsck", "force_gc", "force_compaction", "finalize"):
             with pytest.raises(ap.UnknownShard):
-                await call("nobody")  # type: ignore[operator]
+                await getattr(client.admin, call)("nobody")
         with pytest.raises(ap.UnknownShard):
             await client.critical_since("nobody", "me")

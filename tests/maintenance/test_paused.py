@@ -59,9 +59,9 @@ class Clock(Runtime):
 
 
 MAINTENANCE: dict[str, Callable[[ap.Client], Awaitable[Any]]] = {
-    "force_gc": lambda client: client.force_gc("t"),
-    "force_compaction": lambda client: client.force_compaction("t"),
-    "maintain": lambda client: client.maintain(),
+    "force_gc": lambda client: client.admin.force_gc("t"),
+    "force_compaction": lambda client: client.admin.force_compaction("t"),
+    "maintain": lambda client: client.admin.maintain(),
 }
 
 
@@ -96,12 +96,12 @@ async def test_a_pause_costs_an_attempt(caplog: Any, tmp_path: Any, work: str, p
             async with client.reader("t", SCHEMA) as r, r.snapshot() as s:
                 assert len(await s.rows()) == 20
             if work == "force_compaction":
-                assert len((await client.inspect("t")).batches) == 1
+                assert len((await client.admin.inspect("t")).batches) == 1
             if work == "force_gc":
-                assert (await client.inspect("t")).live_diffs < 10
-        await client.sweep_leaked_blobs(dry_run=False)
-        usage = await client.usage()
-        assert usage.total == usage.referenced and (await client.fsck("t")).ok
+                assert (await client.admin.inspect("t")).live_diffs < 10
+        await client.admin.sweep_leaked_blobs(dry_run=False)
+        usage = await client.admin.usage()
+        assert usage.total == usage.referenced and (await client.admin.fsck("t")).ok
     await blobs.aclose()
 
 
@@ -125,7 +125,7 @@ async def test_the_background_collects_after_a_pause(caplog: Any, tmp_path: Any)
             for time in range(20):
                 await w.compare_and_append([(f"k{time}", time, time, 1)], time, time + 1)
             async with asyncio.timeout(50):
-                while ended < 3 or (await client.inspect("t")).live_diffs > 10:
+                while ended < 3 or (await client.admin.inspect("t")).live_diffs > 10:
                     await asyncio.sleep(0.02)
         assert [record.getMessage() for record in caplog.records if record.exc_info] == []
         assert stack_of(client).supervisor.failures.count == 0
@@ -155,16 +155,16 @@ async def test_a_sweep_takes_the_leaks_of_an_idle_shard(tmp_path: Any) -> None:
     clock, place = Clock(), f"mem://{tmp_path.name}"
     await leaking(place, clock)
     async with ap.open(place, runtime=clock, maintenance=False) as client:
-        before = await client.inspect("t")
-        told = await client.sweep_leaked_blobs()
+        before = await client.admin.inspect("t")
+        told = await client.admin.sweep_leaked_blobs()
         assert len(told.keys) == 1 and not told.deleted
-        assert (await client.inspect("t")).seqno == before.seqno
-        swept = await client.sweep_leaked_blobs(dry_run=False)
+        assert (await client.admin.inspect("t")).seqno == before.seqno
+        swept = await client.admin.sweep_leaked_blobs(dry_run=False)
         assert swept.keys == told.keys and swept.deleted
-        usage = await client.usage()
+        usage = await client.admin.usage()
         assert usage.total == usage.referenced
-        assert (await client.sweep_leaked_blobs(dry_run=False)).keys == ()
-        assert (await client.fsck("t")).ok
+        assert (await client.admin.sweep_leaked_blobs(dry_run=False)).keys == ()
+        assert (await client.admin.fsck("t")).ok
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -174,14 +174,14 @@ async def test_a_round_ends_what_is_overdue(tmp_path: Any) -> None:
     await leaking(place, clock)
     clock.ahead_s = 0.0
     async with ap.open(place, runtime=clock, maintenance=False) as client:
-        await client.maintain()
-        assert (await client.maintain()).looked_at == 0
-        assert (await client.inspect("t")).readers
+        await client.admin.maintain()
+        assert (await client.admin.maintain()).looked_at == 0
+        assert (await client.admin.inspect("t")).readers
         clock.ahead_s = 2 * BLOBS.writer_lease_s
-        assert (await client.maintain()).looked_at == 1
-        view = await client.inspect("t")
+        assert (await client.admin.maintain()).looked_at == 1
+        view = await client.admin.inspect("t")
         assert (view.readers, view.writers) == ({}, {})
-        rounds = [(await client.maintain()).looked_at for _ in range(3)]
+        rounds = [(await client.admin.maintain()).looked_at for _ in range(3)]
         assert rounds[-1] == 0
 
 
@@ -222,11 +222,11 @@ async def test_a_shared_compaction_claims_after_a_pause(
                 return registration
 
             monkeypatch.setattr(Registration, "fresh", ended_at_once)
-            async with client.shared_compaction("t") as shared:
-                results = [await client.compact_piece(piece) for piece in await shared.pieces(1)]
+            async with client.workers.shared_compaction("t") as shared:
+                results = [await client.workers.compact_piece(piece) for piece in await shared.pieces(1)]
                 await shared.apply(results)
             assert len(ended) == 2
-            assert len((await client.inspect("t")).batches) == 1
+            assert len((await client.admin.inspect("t")).batches) == 1
 
 
 async def test_a_compaction_on_demand_does_not_wait_for_one_in_the_background() -> None:
@@ -252,8 +252,8 @@ async def test_a_compaction_on_demand_does_not_wait_for_one_in_the_background() 
         while not begun.is_set():
             await append(time)
             time += 1
-        await client.force_compaction("t")
-        assert len((await client.inspect("t")).batches) == 1
+        await client.admin.force_compaction("t")
+        assert len((await client.admin.inspect("t")).batches) == 1
         goes_on.set()
         compactions = client.metrics().compactions.duration.count
         while client.metrics().compactions.duration.count == compactions:

@@ -121,7 +121,7 @@ def ending(keys: list[str], end: str) -> list[str]:
 
 async def all_is_compact(urls: Urls) -> None:
     async with opened(urls) as client:
-        assert not (await client.sweep_leaked_blobs()).keys
+        assert not (await client.admin.sweep_leaked_blobs()).keys
         for name in SHARDS:
             await is_compact(client, name)
 
@@ -132,7 +132,7 @@ async def is_compact(client: Any, name: str) -> None:
     assert plan(state, 2, state.at) is None
     assert not has_long_tail(state, shard.stack.settings)
     assert (state.claims, state.writers) == ({}, {})
-    report = await client.fsck(name)
+    report = await client.admin.fsck(name)
     assert report.ok, report.problems
     async with client.reader(name, SCHEMA) as r, r.snapshot() as s:
         assert sum(diff for _, _, diff in await s.rows()) == 4 * (s.as_of + 1)
@@ -215,7 +215,7 @@ async def overtaken(urls: Urls, record: Record) -> AsyncIterator[tuple[Late, "as
         late = Late(consensus, record)
         wrapped: Any = {"blob": RecordingBlob(blob, record), "consensus": late}
         async with ap.open(**wrapped, settings=ap.Settings(**LIMITS), maintenance=False) as client:
-            task = asyncio.create_task(client.maintain())
+            task = asyncio.create_task(client.admin.maintain())
             async with asyncio.timeout(50):
                 await late.held.wait()
             yield late, task
@@ -240,11 +240,11 @@ async def test_whoever_comes_late_does_nothing(owed: Any, tmp_path: Path) -> Non
 async def done_before_it(client: Any, *, collects: bool) -> AsyncIterator[None]:
     """A round; unless it is to collect, a reader keeps what is replaced."""
     if collects:
-        assert (await client.maintain()).collections == 1
+        assert (await client.admin.maintain()).collections == 1
         yield
         return
     async with client.reader("t", SCHEMA) as r, r.snapshot(5):
-        assert (await client.maintain()).compactions == 1
+        assert (await client.admin.maintain()).compactions == 1
         yield
 
 

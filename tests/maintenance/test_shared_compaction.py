@@ -198,7 +198,7 @@ async def test_more_runs_than_fit_take_several_rounds(place: Place) -> None:
     model = await filled(client, appends=12)
     rounds = 0
     while True:
-        async with client.shared_compaction("t") as compaction:
+        async with client.workers.shared_compaction("t") as compaction:
             if not compaction.is_needed:
                 break
             assert await compaction.apply(await done([client], await compaction.pieces(3)))
@@ -227,13 +227,15 @@ async def test_a_batch_of_more_runs_than_fit(place: Place) -> None:
 async def test_nothing_there_and_nobody_to_read_it(place: Place) -> None:
     client = await place.client(**BLOBS)
     with pytest.raises(ap.UnknownShard):
-        await client.shared_compaction("t")
+        await client.workers.shared_compaction("t")
     async with client.writer("t", SCHEMA) as w:
         assert not await compacted(client, [client])
         await w.compare_and_append([("a", 1, 0, 1)], 0, 1)
         await w.compare_and_append([("a", 1, 1, 1)], 1, 2)
         await move_since(client, ap.Antichain())
-        async with client.shared_compaction("t") as compaction:  # its batches are only to be forgotten
+        async with client.workers.shared_compaction(
+            "t"
+        ) as compaction:  # its batches are only to be forgotten
             assert not compaction.is_needed
     await nothing_is_left(place, client)
 
@@ -241,7 +243,7 @@ async def test_nothing_there_and_nobody_to_read_it(place: Place) -> None:
 async def test_it_applies_what_is_to_be_retained(place: Place) -> None:
     client = await place.client(**BLOBS)
     model = await filled(client)
-    await client.retain("t", 2)
+    await client.admin.retain("t", 2)
     assert await compacted(client, [client])
     since: Any = (await state_of(client)).since
     assert since == ap.Antichain(3)
@@ -252,5 +254,5 @@ async def test_a_shard_without_batches_has_nothing_to_compact() -> None:
     async with ap.open("mem://") as client:
         async with client.writer("t", SCHEMA):
             pass
-        async with client.shared_compaction("t") as compaction:
+        async with client.workers.shared_compaction("t") as compaction:
             assert "nothing to do" in repr(compaction)

@@ -71,7 +71,7 @@ async def test_appends_and_reads_go_on(place: Place) -> None:
             await append(w, model, some_rows(chance, model, time), time + 1)
         for _ in range(3):
             before = await r.snapshot()
-            async with client.shared_compaction("t") as compaction:
+            async with client.workers.shared_compaction("t") as compaction:
                 upper: Any = model.upper[0]
                 await append(w, model, some_rows(chance, model, upper), upper + 1)
                 results = []
@@ -96,7 +96,7 @@ async def test_since_that_moves_meanwhile(place: Place) -> None:
     client, other = await place.client(**BLOBS), await place.client(**BLOBS)
     model = await filled(client)
     await move_since(client, 1)
-    async with client.shared_compaction("t") as compaction:
+    async with client.workers.shared_compaction("t") as compaction:
         pieces = await compaction.pieces(3)
         await move_since(other, 3)
         assert await compaction.apply(await done([other], pieces))
@@ -114,7 +114,7 @@ async def test_a_claim_keeps_others_away(place: Place) -> None:
         async with other.shared_compaction("t") as compaction:
             return compaction.is_needed
 
-    async with client.shared_compaction("t") as first:
+    async with client.workers.shared_compaction("t") as first:
         waiting = [asyncio.create_task(second()), asyncio.create_task(other.force_compaction("t"))]
         await asyncio.sleep(0.3)
         assert not any(task.done() for task in waiting)
@@ -135,7 +135,7 @@ async def test_a_round_that_is_given_up(place: Place, how: str) -> None:
     found: list[bytes] = []
 
     async def a_round() -> None:
-        async with client.shared_compaction("t") as compaction:
+        async with client.workers.shared_compaction("t") as compaction:
             pieces = await compaction.pieces(4)
             found.extend(pieces)
             await worker.compact_piece(pieces[0])  # and the others die
@@ -175,7 +175,7 @@ async def test_a_claim_that_was_lost(place: Place, replaced: bool) -> None:
     """Goal: applied too late it does nothing; whether or not another has done the work."""
     client, other = await place.client(**BLOBS), await place.client(**BLOBS)
     model = await filled(client)
-    async with client.shared_compaction("t") as compaction:
+    async with client.workers.shared_compaction("t") as compaction:
         results = await done([client, other], await compaction.pieces(3))
         shard = shards_of(other).at(await other.shard_id("t"))
         await commit(shard.register, ExpireWriter(compaction._registration.writer), Slot())  # type: ignore[union-attr]
@@ -192,7 +192,7 @@ async def test_applied_once(place: Place) -> None:
     """Goal: again it is `False`, as after others have changed the shard, and nothing is damaged."""
     client, other = await place.client(**BLOBS), await place.client(**BLOBS)
     model = await filled(client)
-    async with client.shared_compaction("t") as compaction:
+    async with client.workers.shared_compaction("t") as compaction:
         results = await done([client, other], await compaction.pieces(3))
         assert await compaction.apply(results)
         after = (await state_of(other)).batches
@@ -214,10 +214,10 @@ async def test_wrong_results_are_refused(place: Place, layout: str) -> None:
     """Goal: one result of each piece, of this round; then the right ones, in any order, still do."""
     client, other = await place.client(**LAYOUTS[layout]), await place.client(**LAYOUTS[layout])
     model = await filled(client)
-    async with client.shared_compaction("t") as earlier:
+    async with client.workers.shared_compaction("t") as earlier:
         pieces = await earlier.pieces(4)
         of_another_round = await done([other], pieces)
-    async with client.shared_compaction("t") as compaction:
+    async with client.workers.shared_compaction("t") as compaction:
         pieces = await compaction.pieces(4)
         results = [await other.compact_piece(piece) for piece in pieces]
         wrongs: list[Any] = [make(results) for make in WRONG.values()]
@@ -225,7 +225,9 @@ async def test_wrong_results_are_refused(place: Place, layout: str) -> None:
         for wrong in wrongs:
             with pytest.raises(ap.InvalidUpdate):
                 await compaction.apply(wrong)
-        again = [await client.compact_piece(piece) for piece in pieces]  # done twice: either result will do
+        again = [
+            await client.workers.compact_piece(piece) for piece in pieces
+        ]  # done twice: either result will do
         mixed = [random.Random(n).choice(pair) for n, pair in enumerate(zip(results, again))]
         assert await compaction.apply(mixed[::-1])
     await is_one_run(client)
@@ -240,7 +242,7 @@ async def test_results_of_an_earlier_division_are_refused(place: Place) -> None:
     model = await filled(client)
     async with other.writer("t", SCHEMA) as w:
         await append(w, model, [("inline", 1, 5, 1)], 6)
-    async with client.shared_compaction("t") as compaction:
+    async with client.workers.shared_compaction("t") as compaction:
         first = await compaction.pieces(8)
         results = await done([other], first)
         second = await compaction.pieces(2)
@@ -258,15 +260,15 @@ async def test_garbage_is_no_piece(place: Place) -> None:
     client = await place.client(**BLOBS)
     await filled(client)
     async with (
-        client.shared_compaction("t") as compaction,
-        client.shared_read("t") as shared,
+        client.workers.shared_compaction("t") as compaction,
+        client.workers.shared_read("t") as shared,
         client.writer("t", SCHEMA) as w,
     ):
         piece = (await compaction.pieces(3))[1]
         others: list[Any] = [
             *(await shared.pieces(2)),
             w.to_transmittable(),
-            await client.compact_piece(piece),
+            await client.workers.compact_piece(piece),
         ]
         others += [b"", b"\n", b"x", piece + b" ", piece.decode(), None, 3]
         chance = random.Random(1)
@@ -276,7 +278,7 @@ async def test_garbage_is_no_piece(place: Place) -> None:
         others.append(PIECE.encode(PIECE.decode(piece, CompactionPiece).replace(shard="t")))
         for data in others:
             with pytest.raises(ap.InvalidUpdate):
-                await client.compact_piece(data)
+                await client.workers.compact_piece(data)
         async with ap.open("mem://", maintenance=False) as elsewhere:
             with pytest.raises(ap.UnknownShard):
                 await elsewhere.compact_piece(piece)
@@ -286,18 +288,18 @@ async def test_a_piece_of_a_schema_that_the_shard_does_not_know(place: Place) ->
     """Goal: as it comes from a later state, of a store that was then restored from a backup."""
     client = await place.client(**BLOBS)
     await filled(client)
-    async with client.shared_compaction("t") as compaction:
+    async with client.workers.shared_compaction("t") as compaction:
         piece = (await compaction.pieces(3))[1]
         with pytest.raises(ap.InvalidUpdate):
-            await client.compact_piece(with_piece(piece, schema_id=7))
+            await client.workers.compact_piece(with_piece(piece, schema_id=7))
 
 
 async def test_a_lost_blob_is_corruption(place: Place) -> None:
     """Goal: the claim is held, and the newest version names the part: that is not an expected race."""
     client = await place.client(**BLOBS)
     await filled(client)
-    async with client.shared_compaction("t") as compaction:
+    async with client.workers.shared_compaction("t") as compaction:
         pieces = await compaction.pieces(3)
         await place.blob.delete(list(await place.parts()))
         with pytest.raises(ap.Corruption):
-            await client.compact_piece(pieces[0])
+            await client.workers.compact_piece(pieces[0])

@@ -26,7 +26,7 @@ async def main():
     pieces = [bytes.fromhex(line) for line in sys.stdin.read().split()]
     async with ap.open(blob=blob, consensus=consensus, settings=LIMITS, maintenance=False) as client:
         for piece in pieces:
-            result = await client.compact_piece(piece)
+            result = await client.workers.compact_piece(piece)
             if dies:
                 os.kill(os.getpid(), signal.SIGKILL)
             print(result.hex(), flush=True)
@@ -53,7 +53,7 @@ async def test_processes_share_it_and_one_is_killed(tmp_path: Path) -> None:
         blob=urls[0], consensus=urls[1], settings=ap.Settings(**BLOBS), maintenance=False
     ) as client:
         model = await filled(client)
-        async with client.shared_compaction("t") as compaction:
+        async with client.workers.shared_compaction("t") as compaction:
             pieces = await compaction.pieces(4)
             (killed, dying), (_, working) = start(pieces[:2], "dies"), start(pieces[2:], "works")
             (_, _), (out, _) = await asyncio.gather(dying, working)
@@ -61,10 +61,10 @@ async def test_processes_share_it_and_one_is_killed(tmp_path: Path) -> None:
             results = [bytes.fromhex(line) for line in out.split()]
             with pytest.raises(ap.InvalidUpdate):
                 await compaction.apply(results)
-            results += [await client.compact_piece(piece) for piece in pieces[:2]]
+            results += [await client.workers.compact_piece(piece) for piece in pieces[:2]]
             assert await compaction.apply(results)
-            assert not (await client.sweep_leaked_blobs()).keys  # its writer is still there
-        leaked = (await client.sweep_leaked_blobs(dry_run=False)).keys
+            assert not (await client.admin.sweep_leaked_blobs()).keys  # its writer is still there
+        leaked = (await client.admin.sweep_leaked_blobs(dry_run=False)).keys
         assert any(key.endswith(".parquet") for key in leaked)
         await is_one_run(client)
         await is_the_model(client, model)

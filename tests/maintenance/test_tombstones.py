@@ -49,7 +49,7 @@ async def test_dropped_shards_cost_no_requests() -> None:
             await made(client, "kept")
             for n in range(drops):
                 await made(client, f"tmp-{n}")
-                await client.drop(f"tmp-{n}")
+                await client.admin.drop(f"tmp-{n}")
             other, found = await place.client(), []
             for look in ("list_shards", "usage", "sweep_leaked_blobs", "maintain", "maintain"):
                 before = requests(other)
@@ -65,10 +65,10 @@ async def test_shards_at_rest_cost_a_round_no_requests_of_their_own(place: Place
     client = await place.client()
     for n in range(20):
         await made(client, f"kept-{n}")
-    while (done := await client.maintain()).looked_at:
+    while (done := await client.admin.maintain()).looked_at:
         pass
     before = requests(client)
-    again = await client.maintain()
+    again = await client.admin.maintain()
     assert (again.shards, again.looked_at, done.shards) == (20, 0, 20)
     assert requests(client) - before < 8
 
@@ -81,22 +81,22 @@ async def test_what_a_drop_leaves_goes_after_its_time(place: Place) -> None:
     client = await place.client()
     kept, shard = await made(client, "kept"), await made(client, "tmp")
     writer = f"w{shard[1:]}"
-    await client.drop("tmp")
+    await client.admin.drop("tmp")
     await place.blob.set(f"{shard}/{writer}/{shard[1:]}.parquet", b"late")
-    await client.maintain()
+    await client.admin.maintain()
     assert await keys(place) == {f"shard/{kept}", f"shard/{shard}", "name/kept", "name/tmp"}
     place.clock.ahead_s += MONTH_S - 60
     await (await place.client()).maintain()
     assert f"shard/{shard}" in await keys(place)
     place.clock.ahead_s += 120
-    await client.maintain()
+    await client.admin.maintain()
     assert await keys(place) == {f"shard/{kept}", "name/kept"}
     assert [key async for key, _ in place.blob.list(f"{shard}/")] == []
     assert await client.list_shards() == {"kept": kept}
     again = await made(client, "tmp")
     assert again != shard
-    await client.maintain()
-    assert (await client.fsck("kept")).ok and (await client.fsck("tmp")).ok
+    await client.admin.maintain()
+    assert (await client.admin.fsck("kept")).ok and (await client.admin.fsck("tmp")).ok
 
 
 async def test_a_drop_that_crashed_is_finished_first(place: Place) -> None:
@@ -128,16 +128,16 @@ async def test_a_finalized_shard_that_has_a_name_stays(place: Place) -> None:
         shard = w.shard_id
         await w.compare_and_append([], 0, ap.Antichain())
         await since.compare_and_downgrade_since(0, 0, ap.Antichain())
-    await client.finalize("tmp")
+    await client.admin.finalize("tmp")
     place.clock.ahead_s += 2 * MONTH_S
     for _ in range(2):
-        await client.maintain()
+        await client.admin.maintain()
     assert await keys(place) == {f"shard/{shard}", "name/tmp"}
     with pytest.raises(ap.ShardFinalized):
         await (await place.client()).writer("tmp", SCHEMA)
-    await client.drop("tmp")
+    await client.admin.drop("tmp")
     place.clock.ahead_s += 2 * MONTH_S
-    await client.maintain()
+    await client.admin.maintain()
     assert await keys(place) == set()
 
 
@@ -166,10 +166,10 @@ async def test_a_name_that_an_earlier_version_freed_goes_too(place: Place) -> No
     client = await place.client()
     await place.clock.compare_and_set("name/old", None, json.dumps({"format": 1, "shard": None}).encode())
     for _ in range(2):
-        await client.maintain()
+        await client.admin.maintain()
     assert "name/old" in await keys(place)
     place.clock.ahead_s += MONTH_S + 60
-    await client.maintain()
+    await client.admin.maintain()
     assert await keys(place) == set()
 
 
@@ -183,10 +183,10 @@ async def test_a_store_that_removes_nothing_keeps_what_is_left() -> None:
         place.clock = Keeps(place.clock.inner, place.clock.faults)
         client = await place.client()
         shard = await made(client, "tmp")
-        await client.drop("tmp")
+        await client.admin.drop("tmp")
         place.clock.ahead_s += 2 * MONTH_S
         for _ in range(2):
-            assert (await client.maintain()).failures == {}
+            assert (await client.admin.maintain()).failures == {}
         assert await keys(place) == {f"shard/{shard}", "name/tmp"}
 
 
@@ -216,7 +216,7 @@ async def test_a_handle_that_was_open_all_the_time_finds_it_finalized(place: Pla
             "snapshot": lambda: r.snapshot(),
             "listen": lambda: anext(listen),
             "batch": lambda: w.append([("a", 1, 1, 1)], 1, 2),
-            "maintenance": lambda: client.force_compaction(shard),
+            "maintenance": lambda: client.admin.force_compaction(shard),
         }
         for what, call in calls.items():
             with pytest.raises(ap.ShardFinalized):

@@ -58,7 +58,7 @@ async def dropped(place: Place) -> tuple[ap.ShardId, int]:
     client, shard = await place.client(), ap.ShardId.new()
     async with client.writer(shard, SCHEMA) as w:
         await w.compare_and_append([("old", 1, 0, 1)], 0, 1)
-    await client.drop(shard)
+    await client.admin.drop(shard)
     await place.blob.set(f"{shard}/w{shard[1:]}/{shard[1:]}.parquet", b"late")
     place.clock.ahead_s += MONTH_S + 60
     tombstone = await place.clock.head(consensus_key(shard))

@@ -68,15 +68,15 @@ def test_maintenance_waits(monkeypatch: Any, caplog: Any, target: str, keep: Any
     async def rest() -> None:
         began = asyncio.get_running_loop().time()
         async with ap.open("mem://", settings=HASTY) as client, client.writer("t", SCHEMA) as w:
-            await client.retain("t", keep)
+            await client.admin.retain("t", keep)
             calls = unforeseen(monkeypatch, target)
             for time in range(12):
                 await w.compare_and_append([("a", time, time, 1)], time, time + 1)
             await asyncio.sleep(1.0)
-            before, tried = (await client.inspect("t")).seqno, calls["calls"]
+            before, tried = (await client.admin.inspect("t")).seqno, calls["calls"]
             await asyncio.sleep(50.0)
             assert calls["calls"] - tried < 60
-            assert (await client.inspect("t")).seqno - before < 60
+            assert (await client.admin.inspect("t")).seqno - before < 60
             passed = asyncio.get_running_loop().time() - began
             lines = Counter(record.getMessage().partition(" failed")[0] for record in caplog.records)
             assert all(count <= 1 + passed / LOG_EVERY_S for count in lines.values()), lines
@@ -99,11 +99,11 @@ async def test_a_round_tends_the_other_shards(monkeypatch: Any) -> None:
         for name, keep in (("bad", 3), ("good", 2)):
             async with client.writer(name, SCHEMA) as w:
                 await w.compare_and_append([("a", 1, 0, 1)], 0, 20)
-                await client.retain(name, keep)
+                await client.admin.retain(name, keep)
         monkeypatch.setattr(ShardMaintenance, "move_since", fails)
-        done = await client.maintain()
+        done = await client.admin.maintain()
         assert [text.split(":")[0] for text in done.failures.values()] == ["Unforeseen"]
-        assert (await client.inspect("good")).since == ap.Antichain(18)
+        assert (await client.admin.inspect("good")).since == ap.Antichain(18)
 
 
 @in_virtual_time
@@ -123,9 +123,9 @@ async def test_a_heartbeat_is_repeated(monkeypatch: Any) -> None:
     settings = ap.Settings(writer_lease_s=2.0)
     async with ap.open("mem://", settings=settings, maintenance=False) as client:
         async with client.writer("t", SCHEMA) as w:
-            before = (await client.inspect("t")).writers[w.writer_id].heartbeat
+            before = (await client.admin.inspect("t")).writers[w.writer_id].heartbeat
             async with asyncio.timeout(50):
-                while (await client.inspect("t")).writers[w.writer_id].heartbeat == before:
+                while (await client.admin.inspect("t")).writers[w.writer_id].heartbeat == before:
                     await asyncio.sleep(0.05)
     assert calls["calls"] >= 2
 

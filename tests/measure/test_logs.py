@@ -67,7 +67,7 @@ async def test_a_lost_lease_and_work_that_failed_name_the_shard(caplog: pytest.L
         async with client.writer("it's", SCHEMA):
             faults.fail_next("compare_and_set", Outcome.REFUSED)
             await until(lambda: [r for r in records(caplog) if r.name == "aiopersist.background"])
-            await client.drop("it's")
+            await client.admin.drop("it's")
             await until(lambda: [r for r in records(caplog) if r.name == "aiopersist.leases"])
     failed, *_ = [r for r in records(caplog) if r.name == "aiopersist.background"]
     assert failed.levelno == logging.WARNING
@@ -81,7 +81,7 @@ async def test_maintenance_is_told_to_who_asks_for_it(caplog: pytest.LogCaptureF
     async with ap.open("mem://", maintenance=False) as client, client.writer("orders", SCHEMA) as w:
         await w.write([("k", 1)])
         await w.write([("k", 2)])
-        await client.force_compaction("orders")
+        await client.admin.force_compaction("orders")
     (done,) = [r for r in records(caplog) if r.name == "aiopersist.maintenance"]
     assert done.levelno == logging.DEBUG
     assert {"op": "compaction", "shard": "orders"}.items() <= fields(done).items()

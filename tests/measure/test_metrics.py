@@ -144,8 +144,8 @@ async def test_long_work_is_counted_and_its_failures_apart(scene: Scene, client:
     async with client.writer("s", SCHEMA) as w:
         for n in range(4):
             await w.write([("k", n)])
-        await client.force_compaction("s")
-        await client.force_gc("s")
+        await client.admin.force_compaction("s")
+        await client.admin.force_gc("s")
         view = client.metrics()
         assert view.compactions.duration.count == 1
         assert view.collections.duration.count == 1
@@ -159,7 +159,7 @@ async def test_a_compaction_that_fails_is_a_failure(scene: Scene) -> None:
                 await w.write([("k", n)])
             scene.faults.fail_next("set", Outcome.REFUSED, times=1000)
             with pytest.raises(ap.StorageUnavailable):
-                await client.force_compaction("s")
+                await client.admin.force_compaction("s")
             scene.faults.heal()
         assert client.metrics().compactions.failures == 1
         assert client.metrics().compactions.duration.count == 0
@@ -200,7 +200,7 @@ async def test_heartbeats_are_counted(scene: Scene) -> None:
 
 async def test_a_lost_lease_is_counted(scene: Scene) -> None:
     async with scene.open(writer_lease_s=0.2) as client, client.writer("s", SCHEMA):
-        await client.drop("s")
+        await client.admin.drop("s")
         await until(lambda: client.metrics().leases.lost == 1)
 
 
@@ -210,7 +210,7 @@ async def test_nothing_is_counted_when_it_is_off(scene: Scene, lost: Outcome) ->
     async with scene.open(metrics=False) as client, client.writer("s", SCHEMA) as w:
         scene.faults.fail_next("compare_and_set", lost)
         await w.write([("k", 1)])
-        await client.force_compaction("s")
+        await client.admin.force_compaction("s")
         view = client.metrics()
         assert not view.enabled
         assert dict(client.metrics) == {} == view.requests

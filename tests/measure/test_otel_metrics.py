@@ -50,8 +50,8 @@ async def test_every_instrument_says_what_the_view_says(reader: InMemoryMetricRe
     async with opened("one") as client, client.writer("s", SCHEMA) as w:
         for n in range(5):
             await w.write([("k", n)])
-        await client.force_compaction("s")
-        await client.force_gc("s")
+        await client.admin.force_compaction("s")
+        await client.admin.force_gc("s")
         async with client.stash() as stash:
             await ap.stash.TypedCollection("settings", str, str).upsert_key(stash, "theme", "dark")
         view = client.metrics()

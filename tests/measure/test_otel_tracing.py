@@ -173,7 +173,7 @@ async def test_an_iteration_that_is_given_up_ends_its_span(spans: InMemorySpanEx
 async def test_background_work_has_a_trace_of_its_own(spans: InMemorySpanExporter) -> None:
     """Goal: compaction that an append causes is no part of the append's trace; that on demand is."""
     async with opened(maintenance=True) as client, client.writer("s", SCHEMA) as w:
-        await client.retain("s", 1)
+        await client.admin.retain("s", 1)
         with users_span() as mine:
             trace_id, _ = ids(mine)
             for n in range(APPENDS):
@@ -191,7 +191,7 @@ async def test_background_work_has_a_trace_of_its_own(spans: InMemorySpanExporte
             await w.write([(f"k{n}", n)])
         spans.clear()
         with users_span() as mine:
-            await client.force_compaction("s")
+            await client.admin.force_compaction("s")
         compaction = Family(spans).one("compaction")
         assert compaction.context.trace_id == ids(mine)[0]
         assert Family(spans).children(compaction)["consensus.compare_and_set"] >= 1

@@ -84,7 +84,7 @@ async def _judged(place: Path, said: Sequence[str]) -> list[str]:
     problems: list[str] = []
     settings = SETTINGS.model_copy(update={"retry_timeout_s": 60.0, "open_timeout_s": 60.0})
     async with ap.open(str(place), settings=settings, maintenance=False) as client:
-        names = [found.name for found in await client.overview() if found.seqno is not None]
+        names = [found.name for found in await client.admin.overview() if found.seqno is not None]
         log: dict[str, int] = {}
         if "log" in names:
             async with client.reader("log", SCHEMA) as reader:
@@ -103,7 +103,7 @@ async def _judged(place: Path, said: Sequence[str]) -> list[str]:
             if stock.get(key, -1) < int(val):
                 problems.append(f"{key} was acknowledged as {val}, and is {stock.get(key)}")
         for name in names:
-            report = await client.fsck(name)
+            report = await client.admin.fsck(name)
             problems += [f"{name}: {problem}" for problem in report.problems]
         async with client.writer("log", SCHEMA) as writer:
             upper = writer.upper.time

@@ -33,11 +33,11 @@ async def main(folder: str) -> None:
                 other = said(f"stock item{time % 4} {time}", table.put(f"item{time % 4}", time))
                 await asyncio.gather(said(f"log {key}", append), other)
                 if time % 10 == 9:
-                    await client.retain("log", 5)
-                    await client.force_compaction("log")
-                    await client.force_gc("log")
-                    await client.force_gc("stock")
-        await client.maintain()
+                    await client.admin.retain("log", 5)
+                    await client.admin.force_compaction("log")
+                    await client.admin.force_gc("log")
+                    await client.admin.force_gc("stock")
+        await client.admin.maintain()
     os.write(1, b"told close\n")
 
 

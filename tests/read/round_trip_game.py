@@ -101,9 +101,9 @@ class Game:
                 await self._turn()
             for shard in self.shards:
                 await self._check(shard)
-                await client.force_compaction(shard.name)
+                await client.admin.force_compaction(shard.name)
                 await self._check(shard)
-                report = await client.fsck(shard.name)
+                report = await client.admin.fsck(shard.name)
                 assert report.ok, report.problems
 
     async def _turn(self) -> None:
@@ -111,7 +111,7 @@ class Game:
         if dice < 0.12:
             await self._evolve(shard)
         elif dice < 0.22:
-            await self.client.force_compaction(shard.name)
+            await self.client.admin.force_compaction(shard.name)
         elif dice < 0.32 and shard.upper > 1:
             shard.since = self.rng.randrange(shard.since, shard.upper)
             await shard.holder.downgrade_since(shard.frontier(shard.since))  # type: ignore[attr-defined]

@@ -199,10 +199,10 @@ class Reads:
         if _overflows(sums):
             return
         wanted = self._sorted(sums, [f.type for f in self.shard.fields])
-        async with self.client.shared_read(self.shard.name, as_of) as shared:
+        async with self.client.workers.shared_read(self.shard.name, as_of) as shared:
             found = []
             for piece in await shared.pieces(self.rng.choice([1, 2, 5, 20])):
-                found += rows_of(await _batches(self.client.read_piece(piece)))
+                found += rows_of(await _batches(self.client.workers.read_piece(piece)))
         assert found == wanted
 
 

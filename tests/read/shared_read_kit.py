@@ -49,7 +49,7 @@ def changes(
 
 async def rows_of(client: ap.Client, piece: bytes, where: Any = None) -> list[Any]:
     found = []
-    async for batch in client.read_piece(piece, where):
+    async for batch in client.workers.read_piece(piece, where):
         assert batch.num_rows
         found += list(zip(*(batch.column(name).to_pylist() for name in batch.schema.names), strict=True))
     return told(found)
@@ -65,7 +65,7 @@ async def read(client: ap.Client, pieces: list[bytes], where: Any = None) -> lis
 
 async def all_read(client: ap.Client, reader: ap.Client, expected: list[Any], **asked: Any) -> None:
     """By any number of tasks; planned by one client, read by another."""
-    async with client.shared_read("t", **asked) as shared:
+    async with client.workers.shared_read("t", **asked) as shared:
         for tasks in TASKS:
             pieces = await shared.pieces(tasks)
             assert (await read(reader, pieces)) == expected, (asked, tasks, len(pieces))
@@ -101,7 +101,7 @@ async def filled(
             if compacting and start == 4:
                 async with client.critical_since("t", "c") as since:
                     await since.compare_and_downgrade_since(0, 0, 1)
-                await client.force_compaction("t")
+                await client.admin.force_compaction("t")
     return model
 
 

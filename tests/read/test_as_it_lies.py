@@ -50,8 +50,8 @@ async def test_a_compaction_that_advanced_all_times(client: ap.Client) -> None:
     async with client.writer("t", SCHEMA) as w:
         for t in range(3):
             await w.compare_and_append([("a", 2, t, 1), (f"b{t}", 1, t, 1)], t, t + 1)
-        await client.retain("t", 1)
-        await client.force_compaction("t")
+        await client.admin.retain("t", 1)
+        await client.admin.force_compaction("t")
     assert await contents(client) == ([("a", 2, 3), ("b0", 1, 1), ("b1", 1, 1), ("b2", 1, 1)], True)
 
 
@@ -60,7 +60,7 @@ async def test_a_compaction_that_kept_times(client: ap.Client) -> None:
         for t in range(3):
             await w.compare_and_append([("a", 2, t, 1)], t, t + 1)
         async with client.reader("t", SCHEMA):  # holds since
-            await client.force_compaction("t")
+            await client.admin.force_compaction("t")
             assert await contents(client) == ([("a", 2, 3)], False)
 
 

@@ -44,8 +44,8 @@ async def test_what_is_given_can_be_written(inline_max: int, tmp_path: Path) -> 
             found["batches"] = pa.Table.from_batches([batch async for batch in snapshot.batches()])
             async with reader.listen(snapshot.as_of - 1) as listen:
                 found["updates"] = (await anext(listen)).to_arrow()
-        async with client.shared_read("rows") as shared:
-            pieces = [client.read_piece(piece) for piece in await shared.pieces(1)]
+        async with client.workers.shared_read("rows") as shared:
+            pieces = [client.workers.read_piece(piece) for piece in await shared.pieces(1)]
             found["pieces"] = pa.Table.from_batches([batch for piece in pieces async for batch in piece])
     for name, given in found.items():
         file = tmp_path / f"{name}.parquet"

@@ -246,7 +246,7 @@ async def test_drop_ends_what_waits(client: ap.Client, location: Any) -> None:
         ]
         waits.append(asyncio.ensure_future(near.snapshot(99).__aenter__()))
         await asyncio.sleep(0.05)
-        await client.drop("s")
+        await client.admin.drop("s")
         for wait in waits:
             with pytest.raises(ap.ShardFinalized) as caught:
                 async with asyncio.timeout(50):

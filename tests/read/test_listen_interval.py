@@ -65,7 +65,7 @@ async def test_a_step_reads_the_parts_of_its_interval_alone() -> None:
             assert {update.key for update in first.updates} == set(range(21, 30))
             for n in range(30, 36):
                 if n == 33:
-                    await client.force_compaction("p")
+                    await client.admin.force_compaction("p")
                 before = client.metrics["blob.get"].count + client.metrics["blob.get_range"].count
                 await append(n)
                 step = await anext(listen.steps())

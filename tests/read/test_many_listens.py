@@ -59,7 +59,7 @@ async def test_all_who_wait_hear_of_a_failure() -> None:
     async with ap.open("mem://", maintenance=False) as client, client.writer("s", SCHEMA) as writer:
         waiting = [asyncio.create_task(writer.wait_for_upper_past(5)) for _ in range(LISTENS)]
         await all_wait(writer)
-        await client.drop("s")
+        await client.admin.drop("s")
         async with asyncio.timeout(50):
             outcomes = await asyncio.gather(*waiting, return_exceptions=True)
         assert {type(outcome) for outcome in outcomes} == {ap.ShardFinalized}

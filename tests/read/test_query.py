@@ -216,8 +216,8 @@ async def test_parts_are_fetched_one_by_one_elsewhere(bounds: str) -> None:
             sent = [part.to_transmittable() for part in s.parts()]
             async with client.writer("s", MODELS) as writer:
                 await writer.compare_and_append([], 4, 5)
-            await client.force_compaction("s")
-            await client.force_gc("s")
+            await client.admin.force_compaction("s")
+            await client.admin.force_gc("s")
             sums: Counter[str] = Counter()
             for data in sent:
                 updates = await elsewhere.fetch_part(data, MODELS)
@@ -246,7 +246,7 @@ async def test_parts_are_fetched_one_by_one_elsewhere(bounds: str) -> None:
             s.parts()
         assert caught.value.kind == ap.UsageKind.CLOSED
         if bounds != "inline":
-            await client.force_gc("s")
+            await client.admin.force_gc("s")
             with pytest.raises(ap.LeaseExpired):
                 for data in sent:
                     await elsewhere.fetch_part(data)
@@ -328,7 +328,7 @@ async def test_a_damaged_part_is_not_told_as_a_lost_lease() -> None:
             assert data is not None
             await blob.set(part.key, data[:100] + bytes(reversed(data[100:])))
             with pytest.raises(ap.Corruption):
-                await client.fetch_part(part.to_transmittable())
+                await client.workers.fetch_part(part.to_transmittable())
     await blob.aclose()
 
 

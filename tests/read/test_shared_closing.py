@@ -22,6 +22,6 @@ async def test_closing_that_is_cut_off_gives_it_back(what: str, turns: int) -> N
         shared: Any = await getattr(client, what)("t")
         await cancelled_after(shared.aclose(), turns)
         async with asyncio.timeout(50):
-            while (view := await client.inspect("t")).readers or view.writers.keys() != {w.writer_id}:
+            while (view := await client.admin.inspect("t")).readers or view.writers.keys() != {w.writer_id}:
                 await asyncio.sleep(0.01)
         assert not view.claims

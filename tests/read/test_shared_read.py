@@ -114,11 +114,11 @@ async def test_arrow_types_that_python_orders_otherwise(place: Place, kind: str,
     }
     async with client.writer("t", schema) as w:
         await w.compare_and_append(pa.table(columns), 0, 1)
-    async with client.shared_read("t") as shared:
+    async with client.workers.shared_read("t") as shared:
         for tasks in TASKS:
             batches = []
             for piece in await shared.pieces(tasks):
-                batches += [batch async for batch in client.read_piece(piece)]
+                batches += [batch async for batch in client.workers.read_piece(piece)]
             found = pa.Table.from_batches(batches)
             for name in ("key", "val", "diff"):
                 assert found.column(name).combine_chunks().equals(columns[name]), tasks
@@ -154,7 +154,7 @@ async def test_contents_at_product_times(place: Place, compacted: bool, layout: 
         if compacted:
             async with client.critical_since("t", "c") as since:
                 await since.compare_and_downgrade_since(0, 0, ap.Antichain((0, 1), (1, 0)))
-            await client.force_compaction("t")
+            await client.admin.force_compaction("t")
     for as_of in [(0, 1), (1, 1), (2, 2), (0, 5), (3, 2)]:
         await all_read(client, other, contents(model, as_of), as_of=as_of)
 
@@ -164,7 +164,7 @@ async def test_a_condition_is_exact(place: Place, name: str) -> None:
     kind, where, keep = CONDITIONS[name]
     client, other = await place.client(**LAYOUTS["both"]), await place.client()
     model = await filled(client, *KINDS[kind])
-    async with client.shared_read("t") as whole, client.shared_read("t", start=2) as changed:
+    async with client.workers.shared_read("t") as whole, client.workers.shared_read("t", start=2) as changed:
         for tasks in TASKS:
             assert await read(other, await whole.pieces(tasks), where) == contents(model, 9, keep)
             assert await read(other, await changed.pieces(tasks), where) == changes(model, 2, 10, keep)
@@ -181,7 +181,7 @@ async def test_a_schema_that_evolved(place: Place, layout: str) -> None:
     old, new = ap.Schema(key=str, val=Val), ap.Schema(key=str, val=Evolved)
     keys = [f"k{n:02}" for n in range(40)]
     model = await filled(client, old, keys, KINDS["struct"][2], compacting=False)
-    async with client.shared_read("t") as before:
+    async with client.workers.shared_read("t") as before:
         older = await before.pieces(4)
         assert await client.compare_and_evolve_schema("t", 0, new) == 1
         rows = [(k, Evolved(amount=1, number=0.5, more="m"), 10, 1) for k in keys]
@@ -206,7 +206,7 @@ async def test_every_kind_of_store(location: StoreUrls) -> None:
             blob=location.blob, consensus=location.consensus, settings=settings, maintenance=False
         ) as client:
             model = await filled(client, *KINDS["struct"])
-            shared = await client.shared_read("t", keep=True)
+            shared = await client.workers.shared_read("t", keep=True)
             pieces = await shared.pieces(4)
         await reader.force_compaction("t")
         await reader.force_gc("t")
@@ -222,7 +222,7 @@ async def test_pieces_are_about_equal(place: Place, keys: int) -> None:
     client = await place.client(**{**TINY, "inline_writes_single_max_bytes": 0})
     async with client.writer("t", SCHEMA) as w:
         await w.compare_and_append([(f"k{n % keys:04}", n, 0, 1) for n in range(1000)], 0, 1)
-    async with client.shared_read("t") as shared:
+    async with client.workers.shared_read("t") as shared:
         assert shared.updates_max == 1000
         for tasks in (2, 8):
             found = await sizes(client, await shared.pieces(tasks))
@@ -243,9 +243,9 @@ async def test_what_is_not_readable_yet_is_no_empty_read(place: Place) -> None:
                 await reader.snapshot()
             for wait in (True, False):
                 with pytest.raises(ap.SinceViolation):
-                    await client.shared_read("t", wait=wait)
+                    await client.workers.shared_read("t", wait=wait)
         await w.compare_and_append([], 4, 5)
-    async with client.shared_read("t") as shared:
+    async with client.workers.shared_read("t") as shared:
         assert await read(client, await shared.pieces(2)) == told([("a", 1, 1)])
 
 
@@ -253,12 +253,12 @@ async def test_few_rows_are_one_piece_and_none_are_one(place: Place) -> None:
     client = await place.client()
     async with client.writer("t", SCHEMA) as w:
         await w.compare_and_append([], 0, 1)
-        async with client.shared_read("t") as shared:
+        async with client.workers.shared_read("t") as shared:
             pieces = await shared.pieces(5)
             assert len(pieces) == 1
             assert await read(client, pieces) == []
         await w.compare_and_append([("a", 1, 1, 1)], 1, 2)
-    async with client.shared_read("t") as shared:
+    async with client.workers.shared_read("t") as shared:
         assert (shared.as_of, shared.start, shared.end, shared.updates_max) == (1, None, None, 1)
         assert await read(client, await shared.pieces(5)) == told([("a", 1, 1)])
         for wrong in (0, -1, True, 1.0, None):
@@ -271,7 +271,7 @@ async def test_a_sum_beyond_64_bits_is_told(place: Place) -> None:
     async with client.writer("t", SCHEMA) as w:
         await w.compare_and_append([("a", 1, 0, 2**62), ("a", 1, 0, 2**62)], 0, 1)
         await w.compare_and_append([("a", 1, 1, 2**62)], 1, 2)
-    async with client.shared_read("t", as_of=1) as shared:
+    async with client.workers.shared_read("t", as_of=1) as shared:
         with pytest.raises(ap.DiffOverflow) as caught:
             await read(client, await shared.pieces(2))
         assert caught.value.shard_id == await client.shard_id("t")

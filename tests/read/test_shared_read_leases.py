@@ -38,12 +38,12 @@ async def churn(client: ap.Client, since: int) -> None:
             t: Any = (await w.fetch_recent_upper()).time
             await w.compare_and_append([(f"new{n}", t, t, 1) for n in range(50)], t, t + 1)
             await move_since(client, max(since, t))
-            await client.force_compaction("t")
-            await client.force_gc("t")
+            await client.admin.force_compaction("t")
+            await client.admin.force_gc("t")
 
 
 async def a_piece(client: ap.Client) -> bytes:
-    shared = await client.shared_read("t", keep=True)
+    shared = await client.workers.shared_read("t", keep=True)
     return (await shared.pieces(3))[1]
 
 
@@ -81,7 +81,7 @@ async def main():
     pieces = [bytes.fromhex(line) for line in sys.stdin.read().split()]
     async with ap.open(blob=sys.argv[1], consensus=sys.argv[2], maintenance=False) as client:
         for piece in pieces:
-            async for batch in client.read_piece(piece):
+            async for batch in client.workers.read_piece(piece):
                 for row in batch.to_pylist():
                     print(row["key"], row["val"], row["diff"])
 
@@ -99,7 +99,7 @@ async def test_others_go_on_around_it(place: Place, asked: dict[str, Any]) -> No
     client, other = await place.client(**LAYOUTS["blobs"]), await place.client(**LAYOUTS["blobs"])
     model = await ten_times(client)
     expected = changes(model, 3, 10) if asked else contents(model, 9)
-    shared = await client.shared_read("t", **asked)
+    shared = await client.workers.shared_read("t", **asked)
     pieces, found = await shared.pieces(4), []
     planned = await place.parts()
     for number, piece in enumerate(pieces):
@@ -125,7 +125,7 @@ async def test_a_piece_that_is_being_read_when_the_read_is_closed(place: Place) 
     """Goal: it ends with `LeaseExpired`, after rows that are right."""
     client, other = await place.client(**LAYOUTS["blobs"]), await place.client(**LAYOUTS["blobs"])
     model = await ten_times(client)
-    shared = await client.shared_read("t")
+    shared = await client.workers.shared_read("t")
     (piece,) = await shared.pieces(1)
     expected, found = contents(model, 9), []
     with pytest.raises(ap.LeaseExpired):
@@ -143,7 +143,7 @@ async def test_an_expired_lease(place: Place) -> None:
     refused."""
     client, other = await place.client(**LAYOUTS["blobs"]), await place.client(**LAYOUTS["blobs"])
     model = await ten_times(client)
-    shared = await client.shared_read("t", keep=True, lease_s=60)
+    shared = await client.workers.shared_read("t", keep=True, lease_s=60)
     pieces = await shared.pieces(3)
     place.clock.ahead_s += 45
     await churn(other, 9)
@@ -166,8 +166,8 @@ async def test_an_open_read_is_renewed() -> None:
     async with place_in_memory() as place:
         client, other = await place.client(), await place.client()
         await ten_times(client)
-        shared = await client.shared_read("t", lease_s=0.4)
-        kept = await client.shared_read("t", lease_s=0.4, keep=True)
+        shared = await client.workers.shared_read("t", lease_s=0.4)
+        kept = await client.workers.shared_read("t", lease_s=0.4, keep=True)
         await asyncio.sleep(0.7)
         async with other.writer("t", SCHEMA) as w:
             await w.compare_and_append([], 10, 10)  # expires what is overdue
@@ -183,7 +183,7 @@ async def test_renewals_let_go_of_nothing() -> None:
     async with place_in_memory() as place:
         client, other = await place.client(**LAYOUTS["blobs"]), await place.client(**LAYOUTS["blobs"])
         model = await ten_times(client)
-        async with client.shared_read("t", lease_s=0.8) as shared:
+        async with client.workers.shared_read("t", lease_s=0.8) as shared:
             pieces = await shared.pieces(3)
             for _ in range(3):
                 await churn(other, 9)
@@ -197,7 +197,7 @@ async def test_who_reads_renews(place: Place) -> None:
     """Goal: a kept read lives as long as a process reads it; a commit at most once a quarter of the lease."""
     client, other = await place.client(), await place.client()
     await ten_times(client)
-    kept = await client.shared_read("t", lease_s=40, keep=True)
+    kept = await client.workers.shared_read("t", lease_s=40, keep=True)
     (piece,) = await kept.pieces(1)
 
     async def heard() -> float:
@@ -221,15 +221,15 @@ async def test_who_reads_renews(place: Place) -> None:
 async def test_closing_the_client_ends_what_is_not_kept(place: Place) -> None:
     client, other = await place.client(**LAYOUTS["blobs"]), await place.client(**LAYOUTS["blobs"])
     model = await ten_times(client)
-    kept = await (await client.shared_read("t", keep=True)).pieces(3)
-    ended = await (await client.shared_read("t")).pieces(3)
+    kept = await (await client.workers.shared_read("t", keep=True)).pieces(3)
+    ended = await (await client.workers.shared_read("t")).pieces(3)
     await client.aclose()
     assert len((await other.inspect("t")).readers) == 1
     await churn(other, 9)
     assert await read(other, kept) == contents(model, 9)
     assert await read(other, ended) == contents(model, 9)  # they are of the same version
     with pytest.raises(ap.InvalidUsage) as caught:
-        client.read_piece(kept[0])
+        client.workers.read_piece(kept[0])
     assert caught.value.kind == ap.UsageKind.CLOSED
 
 
@@ -238,18 +238,18 @@ async def test_it_never_moves_since() -> None:
     async with place_in_memory() as place:
         client = await place.client()
         await ten_times(client)
-        async with client.shared_read("t", as_of=5, lease_s=0.2) as shared:
+        async with client.workers.shared_read("t", as_of=5, lease_s=0.2) as shared:
             await rows_of(client, (await shared.pieces(1))[0])
             await asyncio.sleep(0.3)
-            assert (await client.inspect("t")).since == ap.Antichain(0)
-        assert (await client.inspect("t")).since == ap.Antichain(0)
+            assert (await client.admin.inspect("t")).since == ap.Antichain(0)
+        assert (await client.admin.inspect("t")).since == ap.Antichain(0)
 
 
 async def test_a_lost_blob_is_corruption(place: Place) -> None:
     """Goal: the lease is there, the newest version names the part, and it is gone."""
     client = await place.client(**LAYOUTS["blobs"])
     await ten_times(client)
-    async with client.shared_read("t") as shared:
+    async with client.workers.shared_read("t") as shared:
         pieces = await shared.pieces(2)
         await place.blob.delete(list(await place.parts()))
         for piece in pieces:
@@ -264,7 +264,7 @@ async def test_garbage_is_refused(place: Place) -> None:
     client = await place.client(**LAYOUTS["both"])
     await ten_times(client)
     piece = await a_piece(client)
-    async with client.writer("t", SCHEMA) as w, client.shared_compaction("t") as compaction:
+    async with client.writer("t", SCHEMA) as w, client.workers.shared_compaction("t") as compaction:
         batch = await w.batch([("a", 1, 10, 1)], 10, 11)
         others: list[Any] = [w.to_transmittable(), batch.to_transmittable(), *(await compaction.pieces(2))]
     chance = random.Random(1)
@@ -299,7 +299,7 @@ async def test_a_dropped_shard(place: Place) -> None:
     client, other = await place.client(**LAYOUTS["blobs"]), await place.client()
     await ten_times(client)
     piece = await a_piece(client)
-    shared = await client.shared_read("t")
+    shared = await client.workers.shared_read("t")
     await other.drop("t")
     with pytest.raises((ap.ShardFinalized, ap.UnknownShard)):
         await rows_of(other, piece)
@@ -316,7 +316,7 @@ async def test_pieces_are_read_by_other_processes(tmp_path: Any) -> None:
     settings = ap.Settings(**LAYOUTS["both"])
     async with ap.open(blob=urls[0], consensus=urls[1], settings=settings, maintenance=False) as client:
         model = await filled(client, *KINDS["hot"])
-        pieces = await (await client.shared_read("t", keep=True)).pieces(6)
+        pieces = await (await client.workers.shared_read("t", keep=True)).pieces(6)
     running = [
         subprocess.Popen(
             [sys.executable, "-c", READER, *urls],

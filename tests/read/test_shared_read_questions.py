@@ -41,11 +41,11 @@ async def waiting(client: ap.Client, **asked: Any) -> "asyncio.Task[Any]":
     """It is registered, and waits."""
 
     async def opened() -> Any:
-        return await client.shared_read("t", **asked)
+        return await client.workers.shared_read("t", **asked)
 
     task = asyncio.create_task(opened())
     async with asyncio.timeout(50):
-        while not any(r.since.elements for r in (await client.inspect("t")).readers.values()):
+        while not any(r.since.elements for r in (await client.admin.inspect("t")).readers.values()):
             await asyncio.sleep(0.01)
     assert not task.done()
     return task
@@ -57,9 +57,9 @@ async def test_what_is_no_read(place: Place, case: str) -> None:
     await ten_times(client)
     asked, kind = USAGE[case]
     with pytest.raises(ap.InvalidUsage) as caught:
-        await client.shared_read("t", **asked)
+        await client.workers.shared_read("t", **asked)
     assert caught.value.kind == kind
-    assert not (await client.inspect("t")).readers
+    assert not (await client.admin.inspect("t")).readers
 
 
 async def test_product_times_have_no_changes_and_no_greatest_time(place: Place) -> None:
@@ -69,7 +69,7 @@ async def test_product_times_have_no_changes_and_no_greatest_time(place: Place) 
         await w.compare_and_append([("a", 1, (0, 0), 1)], (0, 0), (1, 1))
     for asked in ({}, {"start": 0}, {"start": (0, 0)}, {"as_of": 3}, {"as_of": (1, 2, 3)}):
         with pytest.raises(ap.InvalidUsage) as caught:
-            await client.shared_read("t", **asked)  # type: ignore[arg-type]
+            await client.workers.shared_read("t", **asked)  # type: ignore[arg-type]
         assert caught.value.kind == ap.UsageKind.INVALID_TIME
 
 
@@ -78,23 +78,23 @@ async def test_a_lease_is_a_positive_time(place: Place, lease_s: Any) -> None:
     client = await place.client()
     await ten_times(client)
     with pytest.raises(ValueError):
-        client.shared_read("t", lease_s=lease_s)
+        client.workers.shared_read("t", lease_s=lease_s)
 
 
 async def test_unknown_shards_and_finished_ones(place: Place) -> None:
     client = await place.client()
     with pytest.raises(ap.UnknownShard):
-        await client.shared_read("t")
+        await client.workers.shared_read("t")
     model = await ten_times(client)
     async with client.writer("t", SCHEMA) as w:
         await w.compare_and_append([], 10, ap.Antichain())
-    async with client.shared_read("t") as whole, client.shared_read("t", start=4) as changed:
+    async with client.workers.shared_read("t") as whole, client.workers.shared_read("t", start=4) as changed:
         assert (whole.as_of, changed.end) == (2**63 - 1, None)
         assert await read(client, await whole.pieces(3)) == contents(model, 9)
         assert await read(client, await changed.pieces(3)) == changes(model, 4, 10)
-    await client.drop("t")
+    await client.admin.drop("t")
     with pytest.raises((ap.UnknownShard, ap.ShardFinalized)):
-        await client.shared_read("t")
+        await client.workers.shared_read("t")
 
 
 async def test_history_that_is_gone(place: Place) -> None:
@@ -103,7 +103,7 @@ async def test_history_that_is_gone(place: Place) -> None:
     model = await ten_times(client)
     await all_read(client, client, changes(model, 0, 10), start=0)
     await move_since(client, 4)
-    await client.force_compaction("t")
+    await client.admin.force_compaction("t")
     refused: list[dict[str, Any]] = [
         {"as_of": 3},
         {"start": 0},
@@ -114,13 +114,13 @@ async def test_history_that_is_gone(place: Place) -> None:
     for asked in refused:
         async with asyncio.timeout(50):
             with pytest.raises(ap.SinceViolation) as caught:
-                await client.shared_read("t", **asked)
+                await client.workers.shared_read("t", **asked)
         assert caught.value.since == ap.Antichain(4)
     await all_read(client, client, contents(model, 4), as_of=4)
     await all_read(client, client, changes(model, 5, 10), start=5)
     await all_read(client, client, [], start=10)
     await all_read(client, client, [], start=7, end=7)
-    assert not (await client.inspect("t")).readers
+    assert not (await client.admin.inspect("t")).readers
 
 
 async def test_what_is_not_complete_yet(place: Place) -> None:
@@ -129,19 +129,19 @@ async def test_what_is_not_complete_yet(place: Place) -> None:
         for wait in (False, True):  # at once: a wait for a first append needs a time
             async with asyncio.timeout(50):
                 with pytest.raises(ap.NotReadable, match="nothing was appended yet") as caught:
-                    await client.shared_read("t", wait=wait)
+                    await client.workers.shared_read("t", wait=wait)
             assert (caught.value.as_of, caught.value.upper) == (None, ap.Antichain(0))
-        async with client.shared_read("t", start=0, wait=False) as shared:
+        async with client.workers.shared_read("t", start=0, wait=False) as shared:
             assert (shared.end, await read(client, await shared.pieces(2))) == (0, [])
     await ten_times(client)
     for asked, time in (({"as_of": 10}, 10), ({"start": 3, "end": 11}, 10)):
         with pytest.raises(ap.NotReadable) as caught:
-            await client.shared_read("t", wait=False, **asked)
+            await client.workers.shared_read("t", wait=False, **asked)
         assert (caught.value.as_of, caught.value.upper) == (time, ap.Antichain(10))
-    async with client.shared_read("t", start=12, wait=False) as shared:
+    async with client.workers.shared_read("t", start=12, wait=False) as shared:
         assert (shared.start, shared.end) == (12, 12)
     async with asyncio.timeout(50):
-        while (await client.inspect("t")).readers:
+        while (await client.admin.inspect("t")).readers:
             await asyncio.sleep(0.01)
 
 
@@ -179,7 +179,7 @@ async def test_waiting_for_the_first_complete_time(place: Place) -> None:
     async with other.writer("t", SCHEMA) as w:
 
         async def opened() -> Any:
-            return await client.shared_read("t", 2)
+            return await client.workers.shared_read("t", 2)
 
         task = asyncio.create_task(opened())
         await asyncio.sleep(0.1)

@@ -197,21 +197,21 @@ async def test_retention_means_wall_time(sites: Sites) -> None:
     """Goal: since moves to `now - keep`, however the commits lie, and never to the upper."""
     clock = SetClock()
     async with sites.open(clock) as client, client.writer("t", SCHEMA, clock="wall") as w:
-        await client.retain("t", timedelta(hours=1))
+        await client.admin.retain("t", timedelta(hours=1))
         first = await w.write([("a", 1)])
         clock.ahead_s += 1800
         await w.write([("b", 1)])
-        await client.force_compaction("t")
-        assert (await client.inspect("t")).since < first
+        await client.admin.force_compaction("t")
+        assert (await client.admin.inspect("t")).since < first
         clock.ahead_s += 3000
         last = await w.write([("c", 1)])
-        await client.force_compaction("t")
-        since = (await client.inspect("t")).since.time
+        await client.admin.force_compaction("t")
+        since = (await client.admin.inspect("t")).since.time
         assert first < since < last
         assert abs(since - (clock.wall() - 3600) * MICROS) < 60 * MICROS
         clock.ahead_s += 10 * 86_400
-        await client.force_compaction("t")
-        assert (await client.inspect("t")).since == ap.Antichain(last)
+        await client.admin.force_compaction("t")
+        assert (await client.admin.inspect("t")).since == ap.Antichain(last)
         async with client.reader("t") as r, r.snapshot() as s:
             assert [key for key, _, _ in await s.rows()] == ["a", "b", "c"]
 

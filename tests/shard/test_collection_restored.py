@@ -22,7 +22,7 @@ async def append(w: ap.WriteHandle[Any, Any], count: int) -> None:
 
 async def compacted_and_rolled_up(client: ap.Client) -> Any:
     """Its shard, with parts that versions dropped and a newer rollup."""
-    await client.force_compaction("t")
+    await client.admin.force_compaction("t")
     shard = shard_of(client)
     await ShardMaintenance(shard).roll_up()
     return shard

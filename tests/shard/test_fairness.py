@@ -227,11 +227,11 @@ async def hold(client: ap.Client) -> Call:
 
 
 async def retain(client: ap.Client) -> Call:
-    return lambda n: client.retain("t", 10**9 + n)
+    return lambda n: client.admin.retain("t", 10**9 + n)
 
 
 async def maintain(client: ap.Client) -> Call:
-    return lambda n: client.force_gc("t")
+    return lambda n: client.admin.force_gc("t")
 
 
 COMMITS: dict[Begin, int] = {

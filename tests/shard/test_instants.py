@@ -40,10 +40,10 @@ async def test_a_passed_instant_is_closed_for_good(client: ap.Client, location: 
         assert time_at(now) > time
         assert await rows_at(r, now - HOUR) == []
         assert await rows_at(r, now, wait=False) == [("a", 1, 1)]
-        seqno = (await client.inspect("t")).seqno
-        assert (await client.inspect("t")).upper > time_at(now)
+        seqno = (await client.admin.inspect("t")).seqno
+        assert (await client.admin.inspect("t")).upper > time_at(now)
         assert await rows_at(r, now, wait=False) == [("a", 1, 1)]  # again: no commit more
-        assert (await client.inspect("t")).seqno == seqno
+        assert (await client.admin.inspect("t")).seqno == seqno
         assert await w.write([("b", 1)]) > time_at(now)
         assert await rows_at(r, now) == [("a", 1, 1)]
     async with ap.open(blob=location.blob, consensus=location.consensus) as other:
@@ -67,9 +67,9 @@ async def test_who_waits_for_an_instant_closes_it(sites: Sites) -> None:
                 steps = [step async for step in listening.steps()]
             assert steps[-1].upper >= time_at(until)
             at = now_of(client) + SOON
-            async with client.shared_read("t", at) as read:
+            async with client.workers.shared_read("t", at) as read:
                 assert read.as_of == time_at(at)
-            async with client.shared_read("t", start=at - HOUR, end=now_of(client) + SOON) as read:
+            async with client.workers.shared_read("t", start=at - HOUR, end=now_of(client) + SOON) as read:
                 pass
 
 
@@ -78,11 +78,13 @@ async def test_one_closing_does_for_all_who_wait(sites: Sites) -> None:
         await w.write([("a", 1)])
         r = await client.reader("t")
         at = now_of(client) + SOON
-        before = (await client.inspect("t")).seqno
+        before = (await client.admin.inspect("t")).seqno
         async with asyncio.timeout(60):
             found = await asyncio.gather(*(rows_at(r, at) for _ in range(30)))
         assert found == [[("a", 1, 1)]] * 30
-        assert (await client.inspect("t")).seqno <= before + 4  # one closes; the reader's hold and heartbeat
+        assert (
+            await client.admin.inspect("t")
+        ).seqno <= before + 4  # one closes; the reader's hold and heartbeat
 
 
 async def test_waiting_without_patience_is_not_ready(sites: Sites) -> None:
@@ -91,11 +93,11 @@ async def test_waiting_without_patience_is_not_ready(sites: Sites) -> None:
         later = now_of(client) + HOUR
         for ask in (
             lambda: r.snapshot(later, wait=False),
-            lambda: client.shared_read("t", later, wait=False),
+            lambda: client.workers.shared_read("t", later, wait=False),
         ):
             with pytest.raises(ap.NotReadable):
                 await ask()
-        assert (await client.inspect("t")).upper == ap.Antichain(0)
+        assert (await client.admin.inspect("t")).upper == ap.Antichain(0)
 
 
 async def test_a_readonly_client_closes_nothing(sites: Sites) -> None:
@@ -111,11 +113,11 @@ async def test_a_readonly_client_closes_nothing(sites: Sites) -> None:
         for _ in range(100):
             await asyncio.sleep(0)
         assert not waiting.done()
-        seqno = (await client.inspect("t")).seqno
+        seqno = (await client.admin.inspect("t")).seqno
         async with asyncio.timeout(60):
             assert await rows_at(r, at, wait=False) == await waiting == [("a", 1, 1)]
             assert await rows_at(theirs, at, wait=False) == [("a", 1, 1)]
-        assert (await client.inspect("t")).seqno > seqno
+        assert (await client.admin.inspect("t")).seqno > seqno
 
 
 async def test_a_cancelled_reader_leaves_nothing_behind(sites: Sites) -> None:
@@ -171,7 +173,7 @@ async def test_what_is_no_instant_of_the_shard_is_refused(sites: Sites, bad: str
     async with sites.open() as client:
         w = await client.writer("t", SCHEMA, clock=None if bad == "logical" else "wall")
         await w.write([("a", 1)])
-        r, before = await client.reader("t"), (await client.inspect("t")).upper
+        r, before = await client.reader("t"), (await client.admin.inspect("t")).upper
         at = {"naive": datetime(2026, 5, 1), "1960": datetime(1960, 1, 1, tzinfo=UTC)}
         time = at.get(bad, datetime(2026, 5, 1, tzinfo=UTC))
         asks = (
@@ -179,14 +181,14 @@ async def test_what_is_no_instant_of_the_shard_is_refused(sites: Sites, bad: str
             lambda: r.listen(time),
             lambda: r.listen(until=time),
             lambda: r.subscribe(time),
-            lambda: client.shared_read("t", time),
-            lambda: client.shared_read("t", start=time),
-            lambda: client.shared_read("t", start=0, end=time),
+            lambda: client.workers.shared_read("t", time),
+            lambda: client.workers.shared_read("t", start=time),
+            lambda: client.workers.shared_read("t", start=0, end=time),
         )
         for ask in asks:
             with refused("INVALID_TIME"):
                 await ask()
-        assert (await client.inspect("t")).upper == before
+        assert (await client.admin.inspect("t")).upper == before
 
 
 async def test_a_finished_and_a_dropped_shard(sites: Sites) -> None:

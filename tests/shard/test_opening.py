@@ -54,7 +54,7 @@ async def test_rollup_and_versions_are_read_side_by_side() -> None:
     ):
         for at in range(3):
             await writer.compare_and_append([(f"k{at}", at, at, 1)], at, at + 1)
-        await client.force_gc("t")
+        await client.admin.force_gc("t")
         for at in range(3, 9):
             await writer.compare_and_append([(f"k{at}", at, at, 1)], at, at + 1)
         met = Met()

@@ -138,7 +138,7 @@ async def test_values_come_back_as_they_were(kind: Any, value: Any, plain: Any, 
             await the_state_is_read_as_it_was_written(w, fresh)
             assert await rows(fresh, schema) == [(value, value, 1)]
             assert await rows(fresh, None) == [(plain, plain, 1)]
-        await client.drop("t")
+        await client.admin.drop("t")
 
 
 async def test_unit_and_model_keys() -> None:

@@ -98,19 +98,19 @@ async def test_a_mark_of_the_future_stops_no_retention(place: Any) -> None:
     clock = Clock()
     async with client_of(place, clock) as client, client.writer("t", SCHEMA) as w:
         clock.at += YEARS_S
-        await client.retain("t", timedelta(seconds=40))
+        await client.admin.retain("t", timedelta(seconds=40))
         await w.compare_and_append([("a", 1, 0, 1)], 0, 5)
-        await client.force_compaction("t")
+        await client.admin.force_compaction("t")
         clock.at -= YEARS_S
-        await client.force_compaction("t")
-        assert (await client.inspect("t")).since == ap.Antichain(0)
+        await client.admin.force_compaction("t")
+        assert (await client.admin.inspect("t")).since == ap.Antichain(0)
         for step in range(5, 15):
             clock.at += 15.0
             await w.compare_and_append([("a", 1, step, 1)], step, step + 1)
-            await client.force_compaction("t")
-        since: Any = (await client.inspect("t")).since.time
+            await client.admin.force_compaction("t")
+        since: Any = (await client.admin.inspect("t")).since.time
         assert 10 <= since <= 13
-        policy = (await client.inspect("t")).retention
+        policy = (await client.admin.inspect("t")).retention
         assert policy is not None and max(mark.at for mark in policy.marks) <= clock.at
 
 
@@ -119,8 +119,12 @@ async def test_clocks_that_differ_a_little_cost_nothing(place: Any) -> None:
     clock = Clock()
     async with client_of(place, clock) as client, client.reader("t", SCHEMA, create=True) as r:
         async with client.writer("t", SCHEMA) as w, client.reader("t", SCHEMA, hold=0):
-            before = {key: record.heartbeat for key, record in (await client.inspect("t")).readers.items()}
+            before = {
+                key: record.heartbeat for key, record in (await client.admin.inspect("t")).readers.items()
+            }
             clock.at -= AHEAD_S / 2
             await w.compare_and_append([("a", 1, 0, 1)], 0, 1)
-            after = {key: record.heartbeat for key, record in (await client.inspect("t")).readers.items()}
+            after = {
+                key: record.heartbeat for key, record in (await client.admin.inspect("t")).readers.items()
+            }
             assert after == before and r.upper is not None

@@ -194,9 +194,9 @@ async def _audited(urls: Any, shard: str, expected: Rows) -> int:
         while (await state_of(client, shard)).writers:
             await asyncio.sleep(STEP_S)
         assert await contents(client, shard) == expected
-        swept = await client.sweep_leaked_blobs(dry_run=False)
-        assert not (await client.sweep_leaked_blobs()).keys
-        report = await client.fsck(shard)
+        swept = await client.admin.sweep_leaked_blobs(dry_run=False)
+        assert not (await client.admin.sweep_leaked_blobs()).keys
+        report = await client.admin.fsck(shard)
         assert not report.problems
         assert await contents(client, shard) == expected
         return len(swept.keys)

@@ -86,8 +86,8 @@ async def tend(client: ap.Client, shard: str) -> None:
     upper = (await client.upper(shard)).time
     async with client.critical_since(shard, "others") as since:
         await since.compare_and_downgrade_since(0, 0, max(upper - BEHIND, since.since.time))
-    await client.force_compaction(shard)
-    await client.force_gc(shard)
+    await client.admin.force_compaction(shard)
+    await client.admin.force_gc(shard)
 
 
 WORKS = {"append": append, "tend": tend}

@@ -30,9 +30,9 @@ def updates(place: str, name: str) -> Counter[Row]:
 
     async def work(client: ap.Client) -> Counter[Row]:
         found: Counter[Row] = Counter()
-        async with client.shared_read(name, start=0) as read:
+        async with client.workers.shared_read(name, start=0) as read:
             for piece in await read.pieces(1):
-                async for batch in client.read_piece(piece):
+                async for batch in client.workers.read_piece(piece):
                     for row in batch.to_pylist():
                         found[row["key"], row["val"], row["time"]] += row["diff"]
         return Counter({row: n for row, n in found.items() if n})
@@ -97,6 +97,6 @@ def move_since(place: str, name: str, since: int) -> None:
     async def work(client: ap.Client) -> None:
         async with client.critical_since(name, "c") as held:
             await held.compare_and_downgrade_since(0, 0, since)
-        await client.force_compaction(name)
+        await client.admin.force_compaction(name)
 
     at(place, work)

@@ -47,9 +47,9 @@ def deletes(place: str, name: str, given: Iterable[pa.RecordBatch]) -> None:
 
 def changes(place: str, name: str, start: int) -> Counter[tuple[Any, ...]]:
     async def work(client: ap.Client) -> Counter[tuple[Any, ...]]:
-        async with client.shared_read(name, start=start) as read:
+        async with client.workers.shared_read(name, start=start) as read:
             (piece,) = await read.pieces(1)
-            rows = [row async for batch in client.read_piece(piece) for row in batch.to_pylist()]
+            rows = [row async for batch in client.workers.read_piece(piece) for row in batch.to_pylist()]
         return Counter({(row["key"], row["val"], row["time"]): row["diff"] for row in rows})
 
     return at(place, work)
@@ -136,7 +136,7 @@ def test_nothing_that_was_staged_is_left(place: str, name: str) -> None:
     append(place, name, [(f"k{n:06}", n) for n in range(20_000)], 0, 1)  # too large for the state
     deletes(place, name, keys(*[f"k{n:06}" for n in range(19_999)]))
     assert contents(place, name) == Counter({("k019999", 19999): 1})
-    swept = at(place, lambda client: client.sweep_leaked_blobs())
+    swept = at(place, lambda client: client.admin.sweep_leaked_blobs())
     assert not swept.keys
 
 

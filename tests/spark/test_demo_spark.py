@@ -48,7 +48,7 @@ async def test_it_loads_follows_compacts_and_checks(repository: Path, tmp_path: 
         wrong = FileVersion(mode=0o100644, blob=b"\0" * 20, size=1)
         async with client.writer(f"spark-{commits[0]}", schema) as writer:
             assert writer.upper == ap.Antichain(len(DATES))
-        await client.drop(f"spark-{commits[0]}")
+        await client.admin.drop(f"spark-{commits[0]}")
         async with client.writer(f"spark-{commits[0]}", schema) as writer:
             await writer.compare_and_append([(b"no-such-file", wrong, 0, 1)], 0, 1)
     third = await asyncio.to_thread(demo, repository, "--spark", "--location", kept)

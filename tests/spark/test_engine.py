@@ -97,15 +97,15 @@ def test_a_history_of_writes_is_what_the_model_says(spark: Any, place: str, name
         assert counted(few) == Counter(wanted)
         assert sc.snapshot_df(name, columns=[]).count() == table.contents(last).total()
 
-        before = at(place, lambda client: client.fsck(name))
+        before = at(place, lambda client: client.admin.fsck(name))
         assert before.ok, before.problems
         assert sc.compact(name, parallelism=3) is True
         assert sc.compact(name) is False
         assert counted(sc.snapshot_df(name)) == table.contents(last)
         assert counted(sc.changes_df(name, 0)) == table.changes(0, table.upper)  # since has not moved
-        after = at(place, lambda client: client.fsck(name))
+        after = at(place, lambda client: client.admin.fsck(name))
         assert after.ok, after.problems
-        assert sum(b.parts > 0 for b in at(place, lambda client: client.inspect(name)).batches) == 1
+        assert sum(b.parts > 0 for b in at(place, lambda client: client.admin.inspect(name)).batches) == 1
 
 
 def test_product_times(spark: Any, sc: Any, place: str, name: str) -> None:
@@ -138,7 +138,7 @@ def test_a_hot_key_is_shared_out(spark: Any, place: str, name: str) -> None:
         rows = [("hot", n) for n in range(6000)] + [(f"cold {n}", n) for n in range(300)]
         df = spark.createDataFrame(rows, "key string, val long")
         sc.write_df(df.repartition(2), name, keys=["key"])
-        parts = sum(b.parts for b in at(place, lambda client: client.inspect(name)).batches)
+        parts = sum(b.parts for b in at(place, lambda client: client.admin.inspect(name)).batches)
         assert parts > 10  # by the settings of this client, in the workers
         found = sc.snapshot_df(name, parallelism=8)
         assert 4 <= found.rdd.getNumPartitions() <= 16

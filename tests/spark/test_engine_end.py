@@ -20,7 +20,7 @@ from tests.spark.schemas import PLAIN
 
 
 def readers(place: str, name: str) -> int:
-    return len(at(place, lambda client: client.inspect(name)).readers)
+    return len(at(place, lambda client: client.admin.inspect(name)).readers)
 
 
 def sleeping(batches: Any) -> Any:
@@ -207,7 +207,7 @@ async def test_a_cancelled_write_ends_its_job(spark: Any, place: str, name: str,
         assert task.cancelled() is (how != "scope")
         await until_idle(spark)
         async with ap.open(place, maintenance=False) as client:
-            assert (await client.inspect(name)).upper == ap.Antichain(1)
+            assert (await client.admin.inspect(name)).upper == ap.Antichain(1)
             assert await client.txn_number(name, "a") is None
         assert await sc.awrite_df(df, name, txn=("a", 1)) == 1
 

@@ -129,8 +129,8 @@ def test_other_shards(spark: Any, filled: tuple[str, str]) -> None:
     async def more(client: ap.Client) -> None:
         async with client.writer("moving", PLAIN) as writer:
             await writer.write([("z", 9)])
-        await client.force_compaction("moving")
-        await client.force_gc("moving")
+        await client.admin.force_compaction("moving")
+        await client.admin.force_gc("moving")
 
     assert counted(a.unionAll(rest)) == contents(3)
     at(place, more)
@@ -237,5 +237,5 @@ def test_what_cannot_be_written_is_refused(
         assert "nope" not in at(place, lambda client: client.list_shards())
     finally:
         if upper(place, "s") != ap.Antichain(4):
-            at(place, lambda client: client.drop("s"))
+            at(place, lambda client: client.admin.drop("s"))
             fill(place, "s")

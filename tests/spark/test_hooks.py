@@ -63,7 +63,7 @@ def forget(place: str, name: str, since: int) -> None:
     async def work(client: ap.Client) -> None:
         async with client.critical_since(name, "c") as held:
             await held.compare_and_downgrade_since(0, 0, since)
-        await client.force_compaction(name)
+        await client.admin.force_compaction(name)
 
     at(place, work)
 
@@ -77,7 +77,7 @@ def contents(place: str, name: str) -> Counter[Row]:
 
 
 def writers(place: str, name: str) -> list[Any]:
-    return list(at(place, lambda client: client.inspect(name)).writers.values())
+    return list(at(place, lambda client: client.admin.inspect(name)).writers.values())
 
 
 def names(place: str) -> set[str]:
@@ -169,7 +169,7 @@ def test_a_shard_that_is_dropped_meanwhile(place: str, name: str, hook: str, ane
     made = getattr(source(place, name, **given), hook)
     committer = made(columns(), False)
     message = sent(committer).write(some(("a", 1)))
-    at(place, lambda client: client.drop(name))
+    at(place, lambda client: client.admin.drop(name))
     if anew:
         append(place, name, [("new", 0)], 0, 1)
     batch = () if hook == "writer" else (0,)
@@ -249,7 +249,7 @@ def test_a_shard_that_was_made_anew_is_another(place: str, name: str) -> None:
     start = reader.initialOffset()
     end = latest(reader, start)
     assert read(reader, start, end) == Counter([("old", 0, 0, 1)])
-    at(place, lambda client: client.drop(name))
+    at(place, lambda client: client.admin.drop(name))
     append(place, name, [("new", 0)], 0, 9)
     again = stream(place, name, startingTime="0")
     for act in (lambda: latest(again, end), lambda: read(again, end, {**end, "time": 9})):

@@ -186,8 +186,8 @@ def maintenance(place: str) -> None:
 
     async def compact() -> None:
         async with opened(place) as client:
-            await client.force_compaction(SOURCE)
-            await client.force_gc(SOURCE)
+            await client.admin.force_compaction(SOURCE)
+            await client.admin.force_gc(SOURCE)
             assert await contents(client, SOURCE)
 
     asyncio.run(compact())

@@ -61,7 +61,7 @@ def batches(n):
 
 
 def read(client, shard):
-    return bridge().run(partial(client.shared_read, shard))
+    return bridge().run(partial(client.workers.shared_read, shard))
 
 
 def stage(client, shard, grant):
@@ -79,10 +79,10 @@ def retract(client, shard, grant):
 
 
 def compact(client, shard, grant):
-    claimed = bridge().run(client.shared_compaction, shard)
+    claimed = bridge().run(client.workers.shared_compaction, shard)
     [piece] = bridge().run(claimed.pieces, 1)
     assert bridge().run(claimed.apply, [tasks.compact(place, piece)])
-    return sum(batch.len for batch in bridge().run(client.inspect, shard).batches)
+    return sum(batch.len for batch in bridge().run(client.admin.inspect, shard).batches)
 
 
 def fill(client, shard, n):

@@ -161,6 +161,6 @@ async def test_release_has_a_coroutine(spark: Any, sc: Any, place: str) -> None:
     df = await sc.asnapshot_df("s")
     assert await asyncio.to_thread(df.count) == 1
     await sc.arelease(df)
-    assert len((await asyncio.to_thread(at, place, lambda client: client.inspect("s"))).readers) == 0
+    assert len((await asyncio.to_thread(at, place, lambda client: client.admin.inspect("s"))).readers) == 0
     with pytest.raises(ap.InvalidUsage):
         await sc.arelease(df)

@@ -39,7 +39,7 @@ async def leases(client: ap.Client, name: str) -> list[str]:
     """After a commit, which ends what is overdue."""
     async with client.writer(name, PLAIN):
         pass
-    return list((await client.inspect(name)).readers)
+    return list((await client.admin.inspect(name)).readers)
 
 
 def refused(df: Any, checkpoint: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_restart_with_a_named_hold(spark: Any, place: str, name: str, tmp_path
     assert drained(df, tmp_path / "c").all == rows(history(3))
     append(place, name, [[("x", 1, 1)], [("x", 1, -1)]], 3)
     move_since(place, name, 5)
-    since = at(place, lambda client: client.inspect(name)).since.time
+    since = at(place, lambda client: client.admin.inspect(name)).since.time
     assert isinstance(since, int) and since <= 2, "the hold keeps what a restart needs"
     assert drained(df, tmp_path / "c").all == Counter([("x", 1, 3, 1), ("x", 1, 4, -1)])
 
@@ -152,7 +152,7 @@ def test_a_restart_with_a_named_hold(spark: Any, place: str, name: str, tmp_path
     append(place, name, [[("y", 1, 1)], [("y", 2, 1)]], 5)
     at(place, expire)
     move_since(place, name, 7)
-    assert at(place, lambda client: client.inspect(name)).since == ap.Antichain(7)
+    assert at(place, lambda client: client.admin.inspect(name)).since == ap.Antichain(7)
     refused(df, tmp_path / "c")
 
 

@@ -61,7 +61,7 @@ def test_from_shard_to_shard_once(spark: Any, place: str, name: str, tmp_path: P
         sums[key, val] += diff
     assert sums == want
     assert upper(place, f"{name}-to") == ap.Antichain(4)  # two batches of each query
-    assert not at(place, lambda client: client.inspect(f"{name}-to")).writers
+    assert not at(place, lambda client: client.admin.inspect(f"{name}-to")).writers
     append(place, f"{name}-to", [[]], 4, finish=True)
     forget_commit(tmp_path / "c")
     sink(plain, place, f"{name}-to", tmp_path / "c", keys="key")  # though nothing new can be written there
@@ -116,7 +116,7 @@ def test_a_query_without_a_named_hold_moves_nothing(
     append(place, name, history(4), 0)
     df = stream(spark, place, name, startingTime=0, maxRowsPerTrigger=3)
     drained(df, tmp_path / "c")
-    assert at(place, lambda client: client.inspect(name)).since == ap.Antichain(0)
+    assert at(place, lambda client: client.admin.inspect(name)).since == ap.Antichain(0)
 
 
 @pytest.mark.long

@@ -73,9 +73,9 @@ def jobs(place: str, rounds: int) -> Iterator[None]:
 async def history(client: ap.Client) -> list[tuple[int, str, set[int], set[int]]]:
     """By time and key: the vals that went, and those that came."""
     found: dict[tuple[int, str], tuple[set[int], set[int]]] = {}
-    async with client.shared_read("t", start=0) as read:
+    async with client.workers.shared_read("t", start=0) as read:
         for piece in await read.pieces(1):
-            async for batch in client.read_piece(piece):
+            async for batch in client.workers.read_piece(piece):
                 for row in batch.to_pylist():
                     assert row["diff"] in (-1, 1)
                     gone, came = found.setdefault((row["time"], row["key"]), (set(), set()))

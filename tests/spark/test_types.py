@@ -196,7 +196,7 @@ def test_models_and_equal_names(spark: Any, sc: Any, place: str, name: str) -> N
             sc.write_df(frame, name)
         assert isinstance(found.value, ap.InvalidUsage), found.value
         assert found.value.kind == ap.UsageKind.INVALID_COLUMN
-    assert at(place, lambda client: client.inspect(name)).upper == ap.Antichain(3)
+    assert at(place, lambda client: client.admin.inspect(name)).upper == ap.Antichain(3)
 
 
 SPARKS = """
@@ -358,4 +358,4 @@ def test_values_that_do_not_fit_write_nothing(spark: Any, sc: Any, place: str, n
     at(place, fill)
     with pytest.raises((ap.InvalidUpdate, ap.InvalidUsage)):
         sc.write_df(spark.sql(BAD[kind]), name)
-    assert at(place, lambda client: client.inspect(name)).upper == ap.Antichain(0)
+    assert at(place, lambda client: client.admin.inspect(name)).upper == ap.Antichain(0)

@@ -127,7 +127,7 @@ async def test_tags_that_differ_for_good_are_an_error(way: Way) -> None:
             before = len(proxy.sent)
             with pytest.raises(ap.StorageUnavailable, match=r"/v/\w+ is listed with the ETag .*'other'"):
                 async with asyncio.timeout(60):
-                    await client.inspect("w")
+                    await client.admin.inspect("w")
             assert len(proxy.sent) - before < 2000
             for ask in (client._stack.consensus.scan, client._stack.consensus.versions):
                 with pytest.raises(ap.StorageUnavailable, match="is listed with the ETag"):

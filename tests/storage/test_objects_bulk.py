@@ -147,9 +147,9 @@ async def test_what_was_dropped_costs_nothing_later(place: Place, dropped: int) 
         for n in range(dropped):
             async with client.writer(f"tmp{n}", ap.Schema(key=str, val=int)) as w:
                 await w.write([("a", n)])
-            await client.drop(f"tmp{n}")
+            await client.admin.drop(f"tmp{n}")
         await client.table("kept", key=str, val=int).put("a", 1)
-        await client.maintain()
+        await client.admin.maintain()
     for call, most in COSTS.items():
         async with opened(place, blob) as (client, calls):
             before = calls.calls.total()
@@ -159,8 +159,8 @@ async def test_what_was_dropped_costs_nothing_later(place: Place, dropped: int) 
         await client.table("tmp3", key=str, val=int).put("again", 3)
     async with opened(place, blob) as (client, _):
         assert {*await client.list_shards()} == {"kept", "tmp3"}
-        await client.drop("tmp3")
-        await client.maintain()
+        await client.admin.drop("tmp3")
+        await client.admin.maintain()
     async with opened(place, blob) as (client, _):
         assert {*await client.list_shards()} == {"kept"}
         place.world.stored |= {
@@ -172,10 +172,10 @@ async def test_what_was_dropped_costs_nothing_later(place: Place, dropped: int) 
 
 COSTS: dict[Callable[[ap.Client], Awaitable[object]], int] = {
     lambda client: client.list_shards(): 9,
-    lambda client: client.overview(): 18,
-    lambda client: client.usage(): 14,
-    lambda client: client.sweep_leaked_blobs(dry_run=True): 14,
-    lambda client: client.maintain(): 40,
+    lambda client: client.admin.overview(): 18,
+    lambda client: client.admin.usage(): 14,
+    lambda client: client.admin.sweep_leaked_blobs(dry_run=True): 14,
+    lambda client: client.admin.maintain(): 40,
 }
 
 

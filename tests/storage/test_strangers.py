@@ -117,9 +117,9 @@ class Game:
         while True:
             for name in ("w", "t"):
                 with suppress(ap.UnknownShard):
-                    await client.force_compaction(name)
-                    await client.force_gc(name)
-                    await client.sweep_leaked_blobs(dry_run=False)
+                    await client.admin.force_compaction(name)
+                    await client.admin.force_gc(name)
+                    await client.admin.sweep_leaked_blobs(dry_run=False)
             await asyncio.sleep(0.2)
 
     async def check(self, client: ap.Client) -> None:
@@ -128,7 +128,7 @@ class Game:
         assert found == self.told, (found - self.told, self.told - found)
         table = client.table("t", key=str, val=int)
         assert {key: val async for key, val in table.items()} == {**self.rows, "all": self.adds}
-        assert [(await client.fsck(name)).problems for name in ("w", "t")] == [[], []]
+        assert [(await client.admin.fsck(name)).problems for name in ("w", "t")] == [[], []]
         latest = 1_000_000 * (SYSTEM.wall() + 60)
         assert all(time < latest for time in self.times)
 

@@ -165,7 +165,7 @@ class Game:
         raise AssertionError(f"{kind} never gets to the end")
 
     async def is_done(self, client: ap.Client, kind: str) -> bool:
-        view = (await client.subscriptions("s")).get(kind)
+        view = (await client.admin.subscriptions("s")).get(kind)
         if view is None or view.contents:  # its position is behind all, and it was given nothing yet
             return False
         return self.finished and view.position > max(self.written)

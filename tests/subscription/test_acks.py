@@ -15,7 +15,7 @@ from tests.table.kit import gated, versions
 
 
 async def position(client: ap.Client, name: str = "sub") -> ap.Antichain:
-    return (await client.subscriptions("s"))[name].position
+    return (await client.admin.subscriptions("s"))[name].position
 
 
 async def becomes(client: ap.Client, upper: ap.Antichain) -> None:
@@ -32,7 +32,7 @@ async def test_durable_at_once(client: ap.Client) -> None:
         step = await in_time(anext(sub))
         await sub.ack(step, durable=True)
         assert await position(client) == step.upper == ap.Antichain(1)
-        view = (await client.subscriptions("s"))["sub"]
+        view = (await client.admin.subscriptions("s"))["sub"]
         assert view.last_ack is not None
 
 
@@ -196,7 +196,7 @@ async def test_closing_cancelled_at_every_await(place: Place) -> None:
         await asyncio.wait([closing])
         await becomes(client, ap.Antichain(number))
         async with asyncio.timeout(50):
-            while (await client.subscriptions("s"))["sub"].owner is not None:
+            while (await client.admin.subscriptions("s"))["sub"].owner is not None:
                 await asyncio.sleep(0.001)
 
 

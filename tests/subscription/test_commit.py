@@ -38,7 +38,7 @@ async def test_into_another_shard(client: ap.Client) -> None:
         assert [await versions(client, name) for name in ("s", "out")] == [count + 1 for count in before]
         for again in (append, doubled(step, out)):
             assert await refused(sub.commit(step, [again])) is ap.UsageKind.CONSUMED
-        assert (await client.subscriptions("s"))["sub"].position == ap.Antichain(1)
+        assert (await client.admin.subscriptions("s"))["sub"].position == ap.Antichain(1)
         assert await output(client) == [("a", 2, 1), ("b", 4, 1)]
         await sub.ack(step, durable=True)
     async with client.subscription("s", SCHEMA, name="sub") as sub:
@@ -80,7 +80,7 @@ async def test_into_the_same_shard(client: ap.Client) -> None:
         step = await in_time(anext(sub))
         assert [update.val for update in step.updates] == [2]
         await sub.commit(step, [])
-        assert (await client.subscriptions("s"))["sub"].position == ap.Antichain(2)
+        assert (await client.admin.subscriptions("s"))["sub"].position == ap.Antichain(2)
 
 
 @pytest.mark.several_shards
@@ -98,7 +98,7 @@ async def test_nothing_is_written_if_one_is_refused(place: Place) -> None:
             assert await refused(sub.commit(step, [doubled(step, foreign)])) is ap.UsageKind.INVALID_APPEND
         with pytest.raises(ap.InvalidUpdate):
             await sub.commit(step, [ap.Append(out, [("x", "y", 0, 1)], 0, 1)])
-        assert (await client.subscriptions("s"))["sub"].position == ap.Antichain(0)
+        assert (await client.admin.subscriptions("s"))["sub"].position == ap.Antichain(0)
         async with other.subscription("s", SCHEMA, name="sub") as second:
             with pytest.raises(ap.OpaqueMismatch):
                 await sub.commit(step, [doubled(step, out)])

@@ -92,7 +92,7 @@ async def test_one_that_has_expired_gives_up_what_it_keeps() -> None:
             assert (await in_time(anext(sub))).contents
             await write(client, ("k000", 0))  # something waits for it
             place.clock.ahead_s += 2 * hour.total_seconds()
-            assert (await client.subscriptions("s"))["sub"].expired
+            assert (await client.admin.subscriptions("s"))["sub"].expired
             await write(client, ("k000", 1))  # a commit notes it
             await until(lambda: pins(sub) == 0)
             with pytest.raises(ap.SubscriptionExpired):

@@ -29,7 +29,7 @@ async def lines_until(process: Any, count: int) -> list[str]:
 
 async def settled(client: ap.Client, upper: ap.Antichain) -> None:
     async with asyncio.timeout(50):
-        while any(view.position < upper for view in (await client.subscriptions("s")).values()):
+        while any(view.position < upper for view in (await client.admin.subscriptions("s")).values()):
             await asyncio.sleep(0.02)
 
 

@@ -32,7 +32,7 @@ async def two_steps(client: ap.Client, name: str = "s") -> AsyncIterator[tuple[A
 
 
 async def position(client: ap.Client, shard: str = "s") -> Any:
-    return (await client.subscriptions(shard))["sub"].position.time
+    return (await client.admin.subscriptions(shard))["sub"].position.time
 
 
 class Putting:

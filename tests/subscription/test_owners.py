@@ -98,7 +98,7 @@ async def test_late_acknowledgements_of_the_first(place: Place) -> None:
         await first.ack(await in_time(anext(first)))
         async with (await place.client()).subscription("s", name="sub") as second:
             await first.aclose()
-            assert (await client.subscriptions("s"))["sub"].position == ap.Antichain(0)
+            assert (await client.admin.subscriptions("s"))["sub"].position == ap.Antichain(0)
             assert await rows(second, 1) == [("a", 1)]
 
 
@@ -182,7 +182,7 @@ async def test_heartbeats(place: Place) -> None:
         state = client._shards.at(await client.shard_id("s")).state
         first = state.subscriptions["sub"].heartbeat
         async with asyncio.timeout(50):
-            while (await client.inspect("s")).subscriptions["sub"].owner is None or (
+            while (await client.admin.inspect("s")).subscriptions["sub"].owner is None or (
                 client._shards.at(await client.shard_id("s")).state.subscriptions["sub"].heartbeat == first
             ):
                 await asyncio.sleep(0.01)
@@ -203,9 +203,9 @@ async def test_it_expires(place: Place) -> None:
         await write(client, ("a", 3))
         with pytest.raises(ap.SubscriptionExpired):
             await steps_until(sub, lambda found: len(found) == 3)
-    view = (await client.subscriptions("s"))["sub"]
+    view = (await client.admin.subscriptions("s"))["sub"]
     assert (view.expired, view.owner, view.held_bytes) == (True, None, 0)
-    assert not any(hold.kind == "subscription" for hold in (await client.inspect("s")).holds)
+    assert not any(hold.kind == "subscription" for hold in (await client.admin.inspect("s")).holds)
     with pytest.raises(ap.SubscriptionExpired):
         await client.subscription("s", name="sub")
     async with client.subscription("s", name="sub", start=1) as sub:
@@ -224,14 +224,14 @@ async def test_it_does_not_expire_with_nothing_to_read(place: Place, acks_late: 
             if not acks_late:
                 await sub.ack(step, durable=True)
             await writer.compare_and_append([], 2, 9)
-            await client.force_compaction("s")
+            await client.admin.force_compaction("s")
             if acks_late:
                 await sub.ack(step, durable=True)
         await writer.compare_and_append([], 9, 10)
-        await client.force_compaction("s")
-        assert len((await client.inspect("s")).batches) == 2
+        await client.admin.force_compaction("s")
+        assert len((await client.admin.inspect("s")).batches) == 2
         await (await client.subscription("s", name="sub", expire_after=hour)).aclose()
-        view = (await client.subscriptions("s"))["sub"]
+        view = (await client.admin.subscriptions("s"))["sub"]
         assert (view.position, view.lag_updates, view.held_bytes) == (ap.Antichain(2), 0, 0)
         place.clock.ahead_s += 2 * 3600
         async with client.subscription("s", name="sub", expire_after=hour) as sub:

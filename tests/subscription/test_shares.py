@@ -31,9 +31,9 @@ async def test_a_name_that_is_a_member_of_an_enum(client: ap.Client) -> None:
     await write(client, ("a", 1))
     async with client.subscription("s", SCHEMA, name=Consumers.BILLING, share=(0, 1)) as sub:
         assert await keys_within(sub, ap.Antichain(1)) == ["a"]
-    assert list(await client.subscriptions("s")) == ["billing[0/1]"]
+    assert list(await client.admin.subscriptions("s")) == ["billing[0/1]"]
     async with client.reader("s", hold=1, hold_name=Consumers.BILLING):
-        assert (await client.inspect("s")).readers.keys() >= {"name:billing"}
+        assert (await client.admin.inspect("s")).readers.keys() >= {"name:billing"}
 
 
 async def test_they_divide_the_keys(client: ap.Client) -> None:
@@ -78,7 +78,7 @@ async def test_each_has_its_own_position_and_owner(place: Place) -> None:
                 found += [update.key for update in step.updates]
                 if not step.contents or step.upper == ap.Antichain(1):
                     break
-        views = await client.subscriptions("s")
+        views = await client.admin.subscriptions("s")
         assert {name: view.position for name, view in views.items()} == {
             "sub[0/2]": ap.Antichain(0),
             "sub[1/2]": ap.Antichain(1),
@@ -96,13 +96,13 @@ async def test_another_number_of_shares(place: Place) -> None:
         await (await client.subscription("s", name="sub", share=(i, 2))).aclose()
     for share in ((0, 3), None):
         assert await refused(client.subscription("s", name="sub", share=share)) is ap.UsageKind.INVALID_SHARE
-    await client.drop_subscription("s", "sub")
-    assert await client.subscriptions("s") == {}
+    await client.admin.drop_subscription("s", "sub")
+    assert await client.admin.subscriptions("s") == {}
     for i in range(3):
         await (await client.subscription("s", name="sub", share=(i, 3))).aclose()
     assert await refused(client.subscription("s", name="sub")) is ap.UsageKind.INVALID_SHARE
     with pytest.raises(LookupError):
-        await client.drop_subscription("s", "sub[0/3]")
+        await client.admin.drop_subscription("s", "sub[0/3]")
 
 
 async def test_shares_hold_history_each(place: Place) -> None:
@@ -111,9 +111,9 @@ async def test_shares_hold_history_each(place: Place) -> None:
     subs = [await client.subscription("s", name="sub", share=(i, 2)) for i in range(2)]
     for number in range(9):
         await write(client, ("a", number))
-    await client.retain("s", 0)
+    await client.admin.retain("s", 0)
     await steps_until(subs[0], lambda found: bool(found) and found[-1].upper == ap.Antichain(10))
     await keys_within(subs[1], ap.Antichain(10))
-    await client.force_compaction("s")
-    assert (await client.inspect("s")).since == ap.Antichain(0)
+    await client.admin.force_compaction("s")
+    assert (await client.admin.inspect("s")).since == ap.Antichain(0)
     await asyncio.gather(*(sub.aclose() for sub in subs))

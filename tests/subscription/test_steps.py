@@ -112,10 +112,10 @@ async def test_large_contents_go_on_in_the_middle(place: Place) -> None:
             break
         if turn == 1:
             await write(client, ("k000", -1), ("zzz", -2))
-            await client.retain("s", 0)
+            await client.admin.retain("s", 0)
         if turn % 3 == 1:
-            await client.force_compaction("s")
-            await client.force_gc("s")
+            await client.admin.force_compaction("s")
+            await client.admin.force_gc("s")
             client = await place.client(**SMALL)
     assert turn > 5
     assert found[:-2] == expected
@@ -311,13 +311,13 @@ async def test_a_subscription_keeps_what_it_has_not_read(place: Place) -> None:
     for number in range(10):
         await write(client, (f"k{number}", number))
     async with client.subscription("s", name="sub", start=3) as sub:
-        await client.retain("s", 0)
-        await client.force_compaction("s")
-        assert (await client.inspect("s")).since == ap.Antichain(3)
+        await client.admin.retain("s", 0)
+        await client.admin.force_compaction("s")
+        assert (await client.admin.inspect("s")).since == ap.Antichain(3)
         steps = await steps_until(sub, lambda found: len(rows_of(found)) == 6)
         await sub.ack(steps[-1], durable=True)
-    await client.force_compaction("s")
-    assert (await client.inspect("s")).since == ap.Antichain(9)
+    await client.admin.force_compaction("s")
+    assert (await client.admin.inspect("s")).since == ap.Antichain(9)
 
 
 @pytest.mark.parametrize("compacted", [True, False])
@@ -334,8 +334,8 @@ async def test_a_consumer_far_behind(place: Place, compacted: bool) -> None:
             await writer.compare_and_append([(f"k{number}", number, time, 1)], upper, time + 1)
             upper = time + 1
     if compacted:
-        await client.retain("s", 0)
-        await client.force_compaction("s")
+        await client.admin.retain("s", 0)
+        await client.admin.force_compaction("s")
     found: list[int] = []
     sizes: list[int] = []
     while len(found) < 300:
@@ -375,8 +375,8 @@ async def test_a_step_does_not_read_a_large_batch_again(place: Place, memory: in
             updates = [(f"k{n * 7919 % 10_000:05}", n, time + n % 100, 1) for n in range(1000)]
             await writer.compare_and_append(updates, time, time + 100)
         await writer.compare_and_append([("z", 0, 400, 1)], 400, 401)
-    await client.retain("s", 0)
-    await client.force_compaction("s")
+    await client.admin.retain("s", 0)
+    await client.admin.force_compaction("s")
     (batch,) = (await client._shards.at(await client.shard_id("s")).open()).batches.values()
     assert len(batch.parts) > 5
     opening = ap.open(

@@ -34,7 +34,7 @@ async def test_changes_from_a_durable_position(client: ap.Client) -> None:
         assert await changes(sub, 2) == found
         last = await orders.put("c", 1)
         assert await changes(sub, 1) == [ap.Change("c", None, 1, last)]
-    assert (await client.subscriptions("orders"))["billing"].lag == 0
+    assert (await client.admin.subscriptions("orders"))["billing"].lag == 0
 
 
 async def test_a_feed_goes_on_with_its_cursor(place: Place) -> None:
@@ -73,17 +73,17 @@ async def test_it_keeps_history_for_pairs(place: Place) -> None:
     await (await table.subscription("sub", start="now")).aclose()
     for number in range(1, 4):
         await table.put_many((key, number) for key in range(20))
-    await client.retain("t", 0)
+    await client.admin.retain("t", 0)
     await table.aclose()
     for _ in range(2):
-        await client.force_compaction("t")
-        await client.force_gc("t")
+        await client.admin.force_compaction("t")
+        await client.admin.force_gc("t")
     table = client.table("t", int, int)
     async with table.subscription("sub") as sub:
         found = await changes(sub, 60)
     assert [(change.old, change.new) for change in found] == [(n, n + 1) for n in range(3) for _ in range(20)]
-    await client.force_compaction("t")
-    state = await client.inspect("t")
+    await client.admin.force_compaction("t")
+    state = await client.admin.inspect("t")
     assert state.upper.time == (state.since.time or 0) + 1  # type: ignore[operator]
 
 

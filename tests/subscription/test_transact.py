@@ -15,7 +15,7 @@ from tests.table.kit import changes_of, gated, versions
 
 
 async def position(client: ap.Client, shard: str = "s") -> ap.Antichain:
-    return (await client.subscriptions(shard))["sub"].position
+    return (await client.admin.subscriptions(shard))["sub"].position
 
 
 @pytest.mark.several_shards
@@ -112,7 +112,7 @@ async def test_nothing_but_acknowledgements(place: Place) -> None:
         assert await position(client) == ap.Antichain(0)
         assert await in_time(client.transact(nothing, acks=acks)) == "done"
         assert [await position(client, name) for name in ("s", "other")] == [ap.Antichain(1)] * 2
-        assert (await client.subscriptions("s"))["third"].position == ap.Antichain(1)
+        assert (await client.admin.subscriptions("s"))["third"].position == ap.Antichain(1)
         await write(client, ("a", 2))
         acks = [(one, await in_time(anext(one)))]
         assert await in_time(client.transact(reads, acks=acks)) == 5

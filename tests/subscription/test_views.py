@@ -18,7 +18,7 @@ async def test_lag_and_what_is_held(place: Place) -> None:
         await write(client, *((f"k{key}", number) for key in range(5)))
     for name, start in (("now", "now"), ("at", 5), ("all", None)):
         await (await client.subscription("s", name=name, start=start)).aclose()
-    views = await client.subscriptions("s")
+    views = await client.admin.subscriptions("s")
     assert {name: (view.position.time, view.contents) for name, view in views.items()} == {
         "now": (10, False),
         "at": (6, False),
@@ -30,9 +30,9 @@ async def test_lag_and_what_is_held(place: Place) -> None:
         "all": (1, 50),
     }
     assert views["now"].held_bytes == 0 < views["at"].held_bytes < views["all"].held_bytes
-    assert views["all"].held_bytes == (await client.inspect("s")).blob_bytes
+    assert views["all"].held_bytes == (await client.admin.inspect("s")).blob_bytes
     assert all(view.last_ack is None and not view.expired for view in views.values())
-    inspected = await client.inspect("s")
+    inspected = await client.admin.inspect("s")
     assert inspected.subscriptions == views
     holds = {hold.id: hold.since for hold in inspected.holds if hold.kind == "subscription"}
     assert holds == {"now": ap.Antichain(9), "at": ap.Antichain(5), "all": ap.Antichain(9)}
@@ -48,14 +48,14 @@ async def test_a_rollup_has_them(place: Place) -> None:
         step = await in_time(anext(sub))
         await sub.ack(step)
     await (await client.subscription("s", name="half", share=(1, 2))).aclose()
-    await client.retain("s", 0)
+    await client.admin.retain("s", 0)
     for number in range(5):
         await write(client, ("new", number))
-        await client.force_compaction("s")
-        await client.force_gc("s")
+        await client.admin.force_compaction("s")
+        await client.admin.force_gc("s")
     other = await place.client(**SMALL)
     assert (await other.inspect("s")).earliest_seqno > 0
-    assert await other.subscriptions("s") == await client.subscriptions("s")
+    assert await other.subscriptions("s") == await client.admin.subscriptions("s")
     assert (await other.fsck("s")).ok
     assert not (await other.sweep_leaked_blobs()).keys
     async with other.subscription("s", SCHEMA, name="sub") as sub:
@@ -70,11 +70,11 @@ async def test_a_dropped_shard_ends_them(place: Place) -> None:
     client = await place.client()
     await write(client, ("a", 1))
     await (await client.subscription("s", name="sub")).aclose()
-    await client.drop("s")
+    await client.admin.drop("s")
     with pytest.raises(ap.UnknownShard):
-        await client.subscriptions("s")
+        await client.admin.subscriptions("s")
     await write(client, ("a", 2))
-    assert await client.subscriptions("s") == {}
+    assert await client.admin.subscriptions("s") == {}
 
 
 class OneAtATime(MemoryConsensus):
@@ -111,7 +111,7 @@ async def test_cursors_of_a_restored_store(place: Place) -> None:
     async with client.subscription("s", name="sub", start="now") as sub:
         await write(client, ("a", 2))
         step = await in_time(anext(sub))
-        await client.drop("s")
+        await client.admin.drop("s")
         assert step.cursor
     await write(client, ("a", 1))
     with pytest.raises(ap.InvalidUsage) as caught:

@@ -205,7 +205,7 @@ async def contents(client: Any, as_of: int | None = None) -> list[Any]:
 
 async def sound(place: Place, client: Any) -> None:
     """The contents are the written updates, and all of them can be read."""
-    report = await client.fsck(NAME)
+    report = await client.admin.fsck(NAME)
     assert report.ok, report.problems
     upper = place.model.upper[0]
     assert await contents(client, upper - 1) == place.model.contents(upper - 1)
@@ -225,9 +225,9 @@ async def prepared(collected: bool = True) -> tuple[Place, str]:
         for _ in range(2):
             await append(place, w, rng)
         await move_since(client, w.upper.time - 1)
-        await client.force_compaction(NAME)
+        await client.admin.force_compaction(NAME)
         if collected:
-            await client.force_gc(NAME)
+            await client.admin.force_gc(NAME)
         for _ in range(2):
             await append(place, w, rng)
         await move_since(client, w.upper.time - 1)
@@ -235,34 +235,34 @@ async def prepared(collected: bool = True) -> tuple[Place, str]:
 
 
 async def compaction(client: Any) -> None:
-    await client.force_compaction(NAME)
+    await client.admin.force_compaction(NAME)
 
 
 async def collection(client: Any) -> None:
-    await client.force_gc(NAME)
+    await client.admin.force_gc(NAME)
 
 
 async def both(client: Any) -> None:
-    await client.force_compaction(NAME)
-    await client.force_gc(NAME)
+    await client.admin.force_compaction(NAME)
+    await client.admin.force_gc(NAME)
 
 
 async def finished(place: Place, shard_id: str) -> None:
     """After any event the shard is sound; a later run ends the work; the sweep leaves only named blobs."""
     async with asyncio.timeout(50), place.open() as client:
         await sound(place, client)
-        await client.sweep_leaked_blobs(dry_run=False)
+        await client.admin.sweep_leaked_blobs(dry_run=False)
         await expire_writers(client, shard_id)
-        await client.sweep_leaked_blobs(dry_run=False)
+        await client.admin.sweep_leaked_blobs(dry_run=False)
         await both(client)
-        view = await client.inspect(NAME)
+        view = await client.admin.inspect(NAME)
         full, *rest = view.batches
         assert full.runs == 1
         assert not any(batch.parts for batch in rest), "what is newest and empty stays apart"
         assert len(view.rollups) == 1
         assert not view.claims
         await expire_writers(client, shard_id)
-        await client.sweep_leaked_blobs(dry_run=False)
+        await client.admin.sweep_leaked_blobs(dry_run=False)
         assert set(place.blobs()) == place.named(shard_id)
     async with asyncio.timeout(50), place.open() as client:
         await sound(place, client)

@@ -143,7 +143,7 @@ def noted(text: str) -> Iterator[None]:
 
 
 async def is_sound(client: ap.Client) -> None:
-    report = await client.fsck("t")
+    report = await client.admin.fsck("t")
     assert report.ok, report.problems
 
 

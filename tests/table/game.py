@@ -108,7 +108,7 @@ class Actor:
     async def _maintain(self, rng: random.Random) -> None:
         client = self.player.client
         try:
-            await rng.choice([client.force_compaction, client.force_gc])(rng.choice([*TABLES, JOURNAL]))
+            await rng.choice([client.admin.force_compaction, client.force_gc])(rng.choice([*TABLES, JOURNAL]))
             await self.faults.land()
             self.game.counts["maintained"] += 1
         except (ap.MissingPart, ap.StorageUnavailable, ap.Indeterminate):

@@ -134,7 +134,7 @@ class Player:
         """What is there before all moves, as one of them; all history is kept, so that it can be checked."""
         await self.open()
         for table in (*TABLES, JOURNAL):
-            await self.client.retain(table, None)
+            await self.client.admin.retain(table, None)
         assert await self.do(Move("setup", "setup"))
 
     async def do(self, move: Move) -> bool:

@@ -61,7 +61,7 @@ async def test_a_large_put_is_one_commit(location: StoreUrls) -> None:
         assert await versions(client, "t") < before + 12, "some are of leases"
         async with client.reader("t", table.schema) as reader, reader.snapshot() as snapshot:
             assert all(diff == 1 for _, _, diff in await snapshot.rows())
-        report = await client.fsck("t")
+        report = await client.admin.fsck("t")
         assert report.ok, report.problems
 
 
@@ -74,7 +74,7 @@ async def test_keys_of_each_type(name: str) -> None:
         await table.put_many((key, -1) for key in keys[1:])
         await table.put_many((key, number) for number, key in [*enumerate(keys[::-1]), *enumerate(keys)])
         assert same(await entries(table), list(zip(keys, range(len(keys)), strict=True)))
-        assert (await client.fsck("t")).ok
+        assert (await client.admin.fsck("t")).ok
 
 
 async def test_other_writers_meanwhile(place: Place) -> None:
@@ -224,7 +224,7 @@ async def test_what_is_long_in_doubt_is_deleted_once_it_is_known() -> None:
 
 async def nothing_is_left_over(client: ap.Client) -> None:
     async with asyncio.timeout(50):
-        while (usage := await client.usage()).total != usage.referenced:
+        while (usage := await client.admin.usage()).total != usage.referenced:
             await asyncio.sleep(0.01)
 
 

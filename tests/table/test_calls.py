@@ -138,7 +138,7 @@ async def test_it_goes_on_in_another_client(location: Any) -> None:
         assert await stock.count() == 101
         async with client.reader("stock", stock.schema) as reader, reader.snapshot() as snapshot:
             assert all(diff == 1 for _, _, diff in await snapshot.rows())
-        report = await client.fsck("stock")
+        report = await client.admin.fsck("stock")
         assert report.ok, report.problems
 
 
@@ -346,7 +346,7 @@ async def test_an_instant_is_the_same_in_each_zone(client: ap.Client) -> None:
                 expected = [new for put, new in ((first, 1), (last, 2)) if put > time]
                 found = changes_of(await steps_until(sub, lambda s, e=expected: len(changes_of(s)) >= len(e)))
                 assert [change.new for change in found] == expected
-            await client.drop_subscription("t", "s")
+            await client.admin.drop_subscription("t", "s")
 
 
 async def test_what_is_stale_is_of_an_open_client_and_its_loop() -> None:

@@ -127,7 +127,7 @@ async def test_contents_come_in_steps(place: Place) -> None:
         ap.Antichain(time + 1)
     ]
     later = await table.put(5, "new")
-    await client.force_compaction("t")
+    await client.admin.force_compaction("t")
     for number, step in [*enumerate(steps)][:: max(1, len(steps) // 4)]:
         other = await place.client(**SMALL)
         async with other.table("t", int, str).changes(cursor=step.cursor) as feed:
@@ -234,9 +234,9 @@ async def test_pairs_after_a_compaction(place: Place) -> None:
     async with table.changes(start="now") as feed:
         for number in range(1, 4):
             await table.put_many((i, number) for i in range(20))
-        await client.retain("t", 0)
-        await client.force_compaction("t")
-        await client.force_gc("t")
+        await client.admin.retain("t", 0)
+        await client.admin.force_compaction("t")
+        await client.admin.force_gc("t")
         steps = await steps_until(feed, lambda found: len(changes_of(found)) == 60)
         assert [(c.old, c.new) for c in changes_of(steps)] == [
             (n, n + 1) for n in range(3) for _ in range(20)
@@ -270,10 +270,10 @@ async def test_an_expired_cursor_raises_on_entering(place: Place) -> None:
         steps = await contents_of(feed)
     for number in range(50):
         await table.put(number, "y")
-    await client.retain("t", 0)
+    await client.admin.retain("t", 0)
     await table.aclose()
-    await client.force_compaction("t")
-    await client.force_compaction("t")
+    await client.admin.force_compaction("t")
+    await client.admin.force_compaction("t")
     table = client.table("t", int, str)
     for cursor in (steps[0].cursor, steps[-1].cursor):
         with pytest.raises(ap.SinceViolation):
@@ -320,14 +320,14 @@ async def test_a_feed_keeps_no_blobs_behind_its_contents(place: Place) -> None:
         before = await place.parts()
         for number in range(20):
             await table.put(number, "y" * 50)
-        await client.retain("t", 0)
+        await client.admin.retain("t", 0)
         steps = await steps_until(feed, lambda found: len(changes_of(found)) == 20)
         assert len(changes_of(steps)) == 20
         waiting = asyncio.create_task(anext(feed))  # it waits for more
         await asyncio.sleep(0.01)
         for _ in range(3):
-            await client.force_compaction("t")
-            await client.force_gc("t")
+            await client.admin.force_compaction("t")
+            await client.admin.force_gc("t")
         assert not before & await place.parts()
         waiting.cancel()
         await asyncio.wait([waiting])

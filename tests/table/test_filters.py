@@ -32,7 +32,7 @@ async def test_random_ranges(inline: int) -> None:
             await table.put(word, number)
         for turn in range(60):
             if turn == 30:
-                await client.force_compaction("t")
+                await client.admin.force_compaction("t")
             start, stop, prefix = (rng.choice([None, *WORDS, "zz", "a\x00"]) for _ in range(3))
             least = rng.choice([None, 3])
             where = None if least is None else pc.field("val") >= least

@@ -310,18 +310,18 @@ async def test_it_keeps_a_day(place: Place) -> None:
     place.clock.ahead_s = 23 * 3600.0
     await table.put("a", 2)
     await table.aclose()  # what it holds is told by its heartbeats
-    await client.force_compaction("t")
+    await client.admin.force_compaction("t")
     table = client.table("t", str, int)
     assert await table.get("a", as_of=early) == 1
     place.clock.ahead_s = 25 * 3600.0
     late = await table.put("a", 3)
     await table.aclose()
-    await client.force_compaction("t")
+    await client.admin.force_compaction("t")
     table = client.table("t", str, int)
     with pytest.raises(ap.SinceViolation):
         await table.get("a", as_of=early)
     assert await table.get("a", as_of=late) == 3
-    await client.retain("t", timedelta(seconds=1))
+    await client.admin.retain("t", timedelta(seconds=1))
     assert await table.get("a") == 3
 
 
@@ -377,7 +377,7 @@ async def test_a_view_opens_with_what_is_there(history: str, place: Place) -> No
         await table.delete(*(f"k{n}" for n in range(0, 9000, 5)))
         model = {key: val for key, val in (model | changed).items() if int(key[1:]) % 5}
     if history == "compacted":
-        await client.force_compaction("t")
+        await client.admin.force_compaction("t")
     theirs = (await place.client()).table("t", str, Labelled)
     assert await theirs.view() == await table.view()
     assert await theirs.get_many([f"k{n}" for n in range(9001)]) == model

@@ -50,7 +50,7 @@ async def test_contents(name: str, elsewhere: StoreUrls) -> None:
             assert Versions({"t": updates}).wrong == []
             assert await table.get("k00007", stale=True) == wanted.get("k00007")
         await nothing_is_left_over(client)
-        assert (await client.fsck("t")).ok
+        assert (await client.admin.fsck("t")).ok
 
 
 @pytest.mark.parametrize("name", KEYS)
@@ -64,7 +64,7 @@ async def test_keys_of_each_type(name: str) -> None:
         await overwrite(table, ((key, number) for number, key in [(-1, keys[1]), *enumerate(keys)][::2]))
         kept = [(key, number) for number, key in enumerate(keys) if number % 2]
         assert same(await entries(table), kept)
-        assert (await client.fsck("t")).ok
+        assert (await client.admin.fsck("t")).ok
 
 
 async def test_other_writers_meanwhile(place: Place) -> None:

@@ -41,7 +41,7 @@ async def compacted(location: Any) -> AsyncIterator[None]:
     async with opening as client:
         table = client.table("t", str, str)
         await table.put_many({key(2 * n): val(n) for n in range(COUNT)})
-        await client.force_compaction("t")
+        await client.admin.force_compaction("t")
         yield
 
 
@@ -83,7 +83,7 @@ async def test_the_history_of_a_key_lies_in_one_part(location: StoreUrls) -> Non
         table = client.table("t", str, str)
         for n in range(7):
             await table.put_many({key(k): val(n + k) for k in range(60)})
-        await client.force_compaction("t")
+        await client.admin.force_compaction("t")
     async with open_partial(location) as client:
         table = await client.table("t", str, str, resident=False)
         state = await client._shards.at(await client.shard_id("t")).open()
@@ -166,7 +166,7 @@ async def test_keys_of_each_type_are_looked_up(name: str) -> None:
     async with ap.open(url, settings=limits, maintenance=False) as client:
         table = client.table("t", type_, int)
         await table.put_many([(key, number) for number, key in enumerate(keys)])
-        await client.force_compaction("t")
+        await client.admin.force_compaction("t")
         assert not (await table.view()).resident
         for number, key in enumerate(keys):
             assert await table.get(key) == number, key
@@ -202,12 +202,12 @@ async def test_going_over_and_back_is_invisible(place: Place) -> None:
     assert await table.count() == 241
     for n in range(12):
         await theirs.delete(*(f"k{n}-{i}" for i in range(20)))
-    await client.retain("t", 1)
+    await client.admin.retain("t", 1)
     async with asyncio.timeout(50):
         while not (await table.view()).resident:
             for each in (client, other):
                 await each.force_gc("t")  # a heartbeat, with which since moves
-            await client.force_compaction("t")
+            await client.admin.force_compaction("t")
             await table.get("always")
             await theirs.get("always")
             await asyncio.sleep(0.01)

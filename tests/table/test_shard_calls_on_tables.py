@@ -36,7 +36,7 @@ class Ways:
         await self.by_a_writer(clock="wall")
 
     async def by_a_registered_writer(self) -> None:
-        await self.client.register_writer("t", SCHEMA, 60.0)
+        await self.client.workers.register_writer("t", SCHEMA, 60.0)
 
     async def by_a_batch_of_the_table(self) -> None:
         upper = await self.plain.fetch_recent_upper()
@@ -70,7 +70,7 @@ async def ways() -> AsyncIterator[Ways]:
         plain = await client.writer("plain", SCHEMA, clock="wall")
         shards: Shards = shards_of(client)
         grant = await register_writer(shards, "t", SCHEMA, 60.0, tables=True)  # as Spark's upserts
-        async with client.builder_from_transmittable(grant, 0) as builder:
+        async with client.workers.builder_from_transmittable(grant, 0) as builder:
             await builder.extend([("a", 2, 0, 1)])
             batch = await builder.finish(1)
         yield Ways(client, plain, batch)

@@ -78,7 +78,7 @@ async def test_it_comes_through_beside_one_who_changes_more_and_more_of_its_keys
     endless.cancel()
     time = await putting
     assert dict(await entries(theirs, as_of=time)) == dict(stream(5000, "b"))
-    assert (await client.fsck("t")).ok
+    assert (await client.admin.fsck("t")).ok
 
 
 async def test_others_stand_back_once_until_a_wish_is_over(

@@ -27,7 +27,7 @@ async def verify(client: ap.Client, events: Sequence[Event], *, cuts: int | None
     _check_journal(versions)
     await _check_cuts(client, versions, cuts)
     for table in (*TABLES, JOURNAL):
-        report = await client.fsck(table)
+        report = await client.admin.fsck(table)
         assert report.ok, report.problems
     return ops
 

@@ -54,7 +54,7 @@ async def fill(client: ap.Client) -> None:
         for time in range(30):
             rows = [(f"o{time:02}-{n}", "paid", time, 1) for n in range(1 + time % 5 * 30)]
             await writer.compare_and_append(rows, time, time + 1)
-    await client.retain("orders", timedelta(days=1))
+    await client.admin.retain("orders", timedelta(days=1))
     await client.critical_since("orders", HOSTILE[:40].encode("ascii", "ignore").decode().replace("\x1b", ""))
     await client.subscription("orders", name="search", start=12)
     await client.table("stock", str, int).put_many({f"item {n:03}": n for n in range(120)})

@@ -42,7 +42,7 @@ async def _fill(folder: Path) -> None:
                 columns = [keys, vals, np.full(ROWS, batch), np.ones(ROWS, np.int64)]
                 table = pa.table(columns, ["key", "val", "time", "diff"])
                 await writer.compare_and_append(table, batch, batch + 1)
-        await client.force_gc("events")  # a rollup, as maintenance writes them
+        await client.admin.force_gc("events")  # a rollup, as maintenance writes them
 
         async def write(number: int) -> None:
             async with client.writer(f"shard/{number:05}", ap.Schema(str, int)) as writer:

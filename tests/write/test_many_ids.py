@@ -20,7 +20,7 @@ from tests.support.schemas import SCHEMA
 
 
 async def built(client: ap.Client, told: bytes, time: int) -> bytes:
-    async with client.builder_from_transmittable(told, time) as builder:
+    async with client.workers.builder_from_transmittable(told, time) as builder:
         await builder.add("k", time, time, 1)
         return (await builder.finish(time + 1)).to_transmittable()
 

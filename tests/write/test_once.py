@@ -84,15 +84,15 @@ async def test_an_id_outlives_compaction_collection_and_reopening(sites: Sites) 
     limits = {"rollup_every": 4}
     async with sites.open(limits=limits) as client, client.writer("t", SCHEMA) as w:
         times = {str(n): await w.write([(str(n), n)], once=str(n)) for n in range(40)}
-        await client.force_compaction("t")
-        await client.force_gc("t")
-        view = await client.inspect("t")
+        await client.admin.force_compaction("t")
+        await client.admin.force_gc("t")
+        view = await client.admin.inspect("t")
         assert view.earliest_seqno > 20  # from now on a rollup knows the ids
     async with sites.open(limits=limits) as client, client.writer("t", SCHEMA) as w:
         for id_, time in times.items():
             assert await w.write([("new", 1)], once=id_) == time
         assert len(await rows_of(client)) == 40
-        assert (await client.fsck("t")).ok
+        assert (await client.admin.fsck("t")).ok
 
 
 async def test_an_id_is_forgotten_after_its_time(sites: Sites) -> None:

@@ -124,14 +124,14 @@ async def check_blobs(game: Game) -> None:
     """Every blob has a name in a state, and every named blob exists, and is sound."""
     client = await game.maintainer()
     (found,) = await list_shards(stack_of(client))
-    report = await client.fsck(found)
+    report = await client.admin.fsck(found)
     assert report.ok, report.problems
-    while (await client.maintain()).did_something:
+    while (await client.admin.maintain()).did_something:
         pass
-    swept = await client.sweep_leaked_blobs(dry_run=False)
+    swept = await client.admin.sweep_leaked_blobs(dry_run=False)
     game.counts["blobs leaked"] += len(swept.keys)
     assert game.rude or not swept.keys, swept
-    usage = await client.usage()
+    usage = await client.admin.usage()
     assert usage.total == usage.referenced, usage
     assert usage.referenced == usage.current, usage
     state = await load(stack_of(client), found)

@@ -82,7 +82,7 @@ async def maintain(game: Game) -> None:
     """Maintenance by another client."""
     client = await game.maintainer()
     try:
-        report = await client.maintain()
+        report = await client.admin.maintain()
         assert game.faulty or not report.failures, report
     except TRANSIENT:
         assert game.faulty
@@ -93,7 +93,7 @@ async def maintain(game: Game) -> None:
 async def sweep(game: Game) -> None:
     client = await game.maintainer()
     try:
-        swept = await client.sweep_leaked_blobs(dry_run=False)
+        swept = await client.admin.sweep_leaked_blobs(dry_run=False)
         game.counts["blobs swept"] += len(swept.keys)
     except TRANSIENT:
         assert game.faulty

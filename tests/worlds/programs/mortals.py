@@ -73,9 +73,9 @@ async def undertaker(scene: Scene, name: str, client: ap.Client) -> None:
     while not scene.is_over:
         try:
             if await closed(scene, client):
-                await client.drop(NAME)
+                await client.admin.drop(NAME)
                 scene.counts["dropped shards"] += 1
-            await client.maintain()
+            await client.admin.maintain()
         except (*HONEST, ap.UnknownShard) as error:
             scene.counts[f"not dropped: {type(error).__name__}"] += 1
         await (scene.slowly() if scene.rolled(0.5) else scene.world.sleep(RETENTION_S))

@@ -114,5 +114,5 @@ async def check_kept(scene: Scene, client: ap.Client, reader: Any, since: int) -
     except ap.LeaseExpired:
         scene.counts["not readable"] += 1
     except ap.SinceViolation as error:
-        now = (await client.inspect("events")).critical["owned"].since.time
+        now = (await client.admin.inspect("events")).critical["owned"].since.time
         scene.promise(now > since, f"a critical hold at {now} did not keep {since}: {error}")

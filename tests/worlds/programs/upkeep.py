@@ -37,25 +37,25 @@ async def keeper(scene: Scene, name: str, client: ap.Client) -> None:
 
 async def kept_up(scene: Scene, client: ap.Client, shard: str, act: str) -> None:
     if act == "sweep_leaked_blobs":
-        scene.counts["swept"] += len((await client.sweep_leaked_blobs(dry_run=False)).keys)
+        scene.counts["swept"] += len((await client.admin.sweep_leaked_blobs(dry_run=False)).keys)
     elif act == "maintain":
-        await client.maintain()
+        await client.admin.maintain()
     elif act == "retain":
         if shard in ("events", "twin", "copies", "ticks", "race"):
-            await client.retain(shard, scene.dice.choice([None, 0, 1, 3, timedelta(seconds=1)]))
+            await client.admin.retain(shard, scene.dice.choice([None, 0, 1, 3, timedelta(seconds=1)]))
     elif act == "shared_compaction":
         await compact_together(scene, client, shard)
     elif act == "force_gc":
-        scene.counts["collected"] += (await client.force_gc(shard)).parts
+        scene.counts["collected"] += (await client.admin.force_gc(shard)).parts
     else:
-        await client.force_compaction(shard)
+        await client.admin.force_compaction(shard)
         if act == "shrink":
-            scene.counts["collected"] += (await client.force_gc(shard)).parts
+            scene.counts["collected"] += (await client.admin.force_gc(shard)).parts
 
 
 async def compact_together(scene: Scene, client: ap.Client, shard: str) -> None:
     """Pieces lie in the ledger; whoever takes one first does it."""
-    async with client.shared_compaction(shard) as compaction:
+    async with client.workers.shared_compaction(shard) as compaction:
         pieces = await compaction.pieces(scene.dice.choice([1, 3]))
         scene.ledger.pieces.update(dict.fromkeys(pieces))
         for _ in range(3):
@@ -64,7 +64,7 @@ async def compact_together(scene: Scene, client: ap.Client, shard: str) -> None:
         results: list[bytes] = []
         for piece in pieces:
             done = scene.ledger.pieces.pop(piece, None)
-            results.append(await client.compact_piece(piece) if done is None else done)
+            results.append(await client.workers.compact_piece(piece) if done is None else done)
         if compaction.is_needed:
             scene.counts["compacted together"] += await compaction.apply(results)
 
@@ -75,7 +75,7 @@ async def do_a_piece(scene: Scene, client: ap.Client) -> None:
         return
     piece: Any = scene.dice.choice(waiting)
     try:
-        result = await client.compact_piece(piece)
+        result = await client.workers.compact_piece(piece)
     except (*HONEST, *GONE):
         scene.ledger.pieces.pop(piece, None)
         return
