@@ -91,7 +91,6 @@ class Model:
         """Forget the run before."""
         self.blob._shared.blobs.clear()
         self.consensus._shared.logs.clear()
-        self.consensus._shared.lost = False
         self.faults: dict[str, list[str]] = {}
         """By actor, what may happen to its next writes, each once: `lost` loses the answer, `late` happens
         after that, if at all."""

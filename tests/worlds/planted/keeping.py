@@ -133,7 +133,7 @@ def a_need_that_is_not_committed(patch: pytest.MonkeyPatch) -> None:
         async with self._turn:
             await self._ensure()
             self._add(frontier)
-            return hold.Need(frontier, self.reader)
+            return hold.HistoryPin(frontier, self.reader)
 
     patch.setattr(hold.SharedHold, "need", need)
     patch.setattr(hold.SharedHold, "since", property(lambda self: Antichain()))
