@@ -37,7 +37,7 @@ def _long(*kinds: str) -> list[Any]:
     return [pytest.param(kind, marks=pytest.mark.long) for kind in kinds]
 
 
-# The last of the short ones is a pair of stores of which both were seen.
+# `CASES` plays kinds evenly spread over this order.
 LOCATIONS = ["mem", "files+sqlite", "s3+postgres", *_long("files+postgres", "bucket", "azure")]
 ELSEWHERE = ["mem", *_long("files+sqlite", "files+postgres", "s3+postgres", "bucket", "azure")]
 

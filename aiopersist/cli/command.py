@@ -47,7 +47,8 @@ NAMES_SHOWN = 8
 PATHS = {"files", "to", "to_location"}  # paths, in the encoding of the system
 
 Location = Annotated[
-    str | None, typer.Option(help="A directory or s3://bucket/prefix; by default $AIOPERSIST_LOCATION.")
+    str | None,
+    typer.Option(help="A directory or a bucket (s3://, az://, gs://); default: $AIOPERSIST_LOCATION."),
 ]
 BlobUrl = Annotated[str | None, typer.Option(help="URL of the blob store; needs --consensus.")]
 ConsensusUrl = Annotated[str | None, typer.Option(help="URL of the consensus store; needs --blob.")]

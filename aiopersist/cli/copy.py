@@ -18,7 +18,7 @@ async def copy(
     run: Invocation,
     shards: SomeShards = None,
     to_location: Annotated[
-        str | None, typer.Option(help="A directory or s3://bucket/prefix; created if missing.")
+        str | None, typer.Option(help="A directory or a bucket (s3://, az://, gs://); created if missing.")
     ] = None,
     to_blob: Annotated[str | None, typer.Option(help="URL of a blob store; needs --to-consensus.")] = None,
     to_consensus: Annotated[

@@ -39,7 +39,7 @@ class Blob(ABC):
     @abstractmethod
     async def set(self, key: str, data: bytes | memoryview) -> None:
         """Write a value: atomically, and durably when this returns. Repeating it with the same data is
-        harmless. The caller may change `data` after the call."""
+        harmless. The caller may change `data` once the call has returned; never after a cancellation."""
 
     @abstractmethod
     async def delete(self, keys: Sequence[str]) -> None:

@@ -66,7 +66,9 @@ def a_drain_that_loses(patch: pytest.MonkeyPatch) -> None:
     async def fewer(*args: Any) -> Any:
         output = await drain(*args)
         if output is not None:
-            object.__setattr__(output, "batch", output.batch.replace(parts=output.batch.parts[:-1], updates=0))
+            object.__setattr__(
+                output, "batch", output.batch.replace(parts=output.batch.parts[:-1], updates=0)
+            )
         return output
 
     patch.setattr(maintenance.work, "drain", fewer)
