@@ -147,6 +147,14 @@ def wrong_headers(sources: Mapping[str, str]) -> list[str]:
     return problems
 
 
+def unnamed_modules(sources: Mapping[str, str]) -> list[str]:
+    """All modules and packages that the header of their package does not name."""
+    packages = {name.rpartition(".")[0] for name in sources} - {"", PACKAGE}
+    headers = {name: ast.get_docstring(ast.parse(sources[name])) or "" for name in packages}
+    inner = [name.rpartition(".") for name in sources]
+    return [f"{p}: {m}" for p, _, m in inner if p in packages and not re.search(rf"`{m}[`/]", headers[p])]
+
+
 def too_long(sources: Mapping[str, str]) -> list[str]:
     """All files and functions over the limits."""
     problems = []
@@ -172,6 +180,10 @@ def test_imports_go_one_way() -> None:
 
 def test_headers_name_what_a_package_imports() -> None:
     assert wrong_headers(modules(ROOT)) == []
+
+
+def test_headers_name_the_modules_of_a_package() -> None:
+    assert unnamed_modules(modules(ROOT)) == []
 
 
 def test_there_is_no_cycle() -> None:

@@ -1,4 +1,4 @@
-"""The ground of all packages. Nothing here knows shards, stores or columns.
+"""The ground of all packages. Of shards it has only ids, of stores and columns nothing.
 
 | module                   | what it has                                                                 |
 |--------------------------|-----------------------------------------------------------------------------|

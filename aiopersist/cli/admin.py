@@ -255,7 +255,7 @@ async def forget(
 
 async def _shares(client: Client, shard: str, name: str) -> list[str]:
     names = await client.admin.subscriptions(shard)
-    matches = [each for each in names if each == name or re.fullmatch(rf"{re.escape(name)}\[\d+/\d+\]", each)]
+    matches = [own for own in names if own == name or re.fullmatch(rf"{re.escape(name)}\[\d+/\d+\]", own)]
     if not matches:
         others = ", ".join(map(repr, names)) or "none"
         holds = (await client.admin.inspect(shard)).holds

@@ -29,7 +29,7 @@ from aiopersist.maintenance.inspect import (
     ShardView,
     growth,
     keeper,
-    signature,
+    signer,
 )
 from aiopersist.web.holds import keeper_text, retention_text
 
@@ -68,7 +68,7 @@ def _sections(name: str, schema: dict[str, str], view: ShardView) -> Iterator[tu
     else:
         yield f"{counted(len(view.batches), 'batch')}, the oldest first", _spine(view)
     if view.holds:
-        yield f"{counted(len(view.holds), 'hold')}, those that keep since back first", _holds(view)
+        yield f"{counted(len(view.holds), 'hold')}, those that keep since from moving first", _holds(view)
     if view.subscriptions:
         yield counted(len(view.subscriptions), "subscription"), _subscriptions(view)
     if view.writers or view.readers:
@@ -176,7 +176,7 @@ def _holds(view: ShardView) -> RenderableType:
 
 def _note(hold: HoldView) -> str:
     until = "until it is released" if hold.kind == "critical" else ""
-    return ", ".join(filter(None, ("keeps since back" if hold.pins else "", until)))
+    return ", ".join(filter(None, ("keeps since from moving" if hold.pins else "", until)))
 
 
 def _subscriptions(view: ShardView) -> RenderableType:
@@ -197,7 +197,7 @@ def subscription_cells(name: str, row: Any, view: ShardView) -> list[Any]:
     if row.expired:
         state = "expired: it lost its position"
     else:
-        state = "nobody has it" if row.owner is None else signature(row.owner) or row.owner
+        state = "nobody has it" if row.owner is None else signer(row.owner) or row.owner
     return [
         Text("  ") + safe(name),
         "in its first contents" if row.contents else shown_frontier(row.position, view.clock),
@@ -222,7 +222,7 @@ def _leases(view: ShardView) -> RenderableType:
         table.add_row(
             f"  {kind}",
             safe(shown_id(name)),
-            safe(signature(name) or NOTHING),
+            safe(signer(name) or NOTHING),
             f"{shown_age(view.now - lease.heartbeat)} ago",
             f"in {shown_age(remaining_s)}" if remaining_s >= 0 else f"{shown_age(-remaining_s)} ago",
             NOTHING if seqno is None else f"{view.seqno - seqno:,}",

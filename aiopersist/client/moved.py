@@ -12,15 +12,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _moved(door: str, method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+def _moved(attribute: str, method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     def call(client: Any, /, *arguments: P.args, **options: P.kwargs) -> R:
-        return method(getattr(client, door), *arguments, **options)
+        return method(getattr(client, attribute), *arguments, **options)
 
     async def call_async(client: Any, /, *arguments: P.args, **options: P.kwargs) -> Any:
         return await cast(Awaitable[Any], call(client, *arguments, **options))
 
     forward = wraps(method)(call_async if iscoroutinefunction(method) else call)
-    forward.__doc__ = f"Deprecated since 0.2: call `client.{door}.{method.__name__}`."
+    forward.__doc__ = f"Deprecated since 0.2: call `client.{attribute}.{method.__name__}`."
     return cast(Callable[Concatenate[Any, P], R], forward)
 
 

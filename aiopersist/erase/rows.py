@@ -1,4 +1,4 @@
-"""The rows to erase. Pure."""
+"""The rows to erase. Texts are canonical JSON. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ class MatchingUpdates(NamedTuple):
     """Updates of the rows to erase."""
 
     keys: list[str]
-    """The key of each update, as canonical JSON."""
+    """The text of the key of each update."""
     time: int
-    """The latest of their times: once since has reached it, compactions remove deleted rows. -1: no
-    updates."""
+    """The latest of their times; -1: no updates. Once since has reached it, compactions drop deleted rows."""
 
 
 class RowsToErase:
@@ -30,12 +29,12 @@ class RowsToErase:
     def __init__(self, table_schema: TableSchema[Any, Any], keys: Collection[str], where: Any) -> None:
         self.table_schema = table_schema
         self.keys = frozenset(keys)
-        """As canonical JSON, as in positions of subscriptions."""
+        """Texts; positions of subscriptions have the same."""
         self.where = where
 
-    def of(self, updates: pa.Table) -> MatchingUpdates:
+    def matches_in(self, updates: pa.Table) -> MatchingUpdates:
         """The matches among `updates`, which have the columns of the table."""
-        tables = list(self._parted(updates))
+        tables = list(self._matching(updates))
         times = [pc.max(table.column("time")).as_py() for table in tables if table.num_rows]
         keys = [key for table in tables for key in _texts(table, "key")]
         return MatchingUpdates(keys, max(times, default=-1))
@@ -43,14 +42,14 @@ class RowsToErase:
     def entries(self, contents: pa.Table) -> dict[str, str]:
         """The matches among `contents`: values by key, as texts."""
         values: dict[str, str] = {}
-        for table in self._parted(contents):
+        for table in self._matching(contents):
             values.update(zip(_texts(table, "key"), _texts(table, "val"), strict=True))
         return values
 
-    def _parted(self, rows: pa.Table) -> Iterator[pa.Table]:
+    def _matching(self, rows: pa.Table) -> Iterator[pa.Table]:
         """The rows with the keys, then the others for which the condition is true."""
         if self.keys:
-            candidates = self.by_keys.of(rows)  # keys of several fields may be mixed
+            candidates = self.by_keys.of(rows)  # and rows of other keys, if keys have several fields
             mask = [key in self.keys for key in _texts(candidates, "key")]
             yield candidates.filter(pa.array(mask, pa.bool_()))
         if self.where is not None:

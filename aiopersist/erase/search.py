@@ -132,7 +132,7 @@ class Search:
 
     def _matches_in_blob(self, data: bytes) -> Iterator[MatchingUpdates]:
         for table in iter_rows(data, self._schemas, self._rows.table_schema.schema):
-            yield self._rows.of(table)
+            yield self._rows.matches_in(table)
 
     @property
     def _schemas(self) -> list[Schema[Any, Any, Any]]:
@@ -148,7 +148,9 @@ class Search:
                 continue
             if part.checksum not in self._matches:
                 rows = decode_inline(part.inline, self._shard.schema(part.schema_id), part.checksum)
-                self._matches[part.checksum] = self._rows.of(adapt(rows, self._rows.table_schema.schema))
+                self._matches[part.checksum] = self._rows.matches_in(
+                    adapt(rows, self._rows.table_schema.schema)
+                )
             yield self._matches[part.checksum]
 
     def _look_at_positions(self, records: Iterable[SubscriptionRecord], place: str) -> None:

@@ -6,11 +6,11 @@ the stream. The key is derived from
 
 - a secret of the location (`location_key`), the same in all processes, also readonly ones, and after
   restarts;
-- the view of the stream: how it begins, and its keys. The place itself names the table;
+- the stream: how it begins, and its keys. The place itself names the table;
 - a text of the application, like the id of a user.
 
-So an id is valid for streams with the same view and the same text, in any process, and for no others. It does
-not expire, and is no secret: its holder can only continue a stream that it may read.
+So an id is valid for streams that have all these in common, in any process, and for no others. It does not
+expire, and is no secret: its holder still needs access to the stream.
 """
 
 import base64
@@ -23,10 +23,10 @@ from aiopersist.fastapi.events import EventPlace, place_of
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.identity import location_key
 
-PURPOSE = "ids of events"
+PURPOSE = "ids of events"  # of a secret of the location
 TAG_BYTES = 16
 TAG_CHARS = 22
-MARK = "."
+SEPARATOR = "."
 
 
 class EventIds:
@@ -36,19 +36,19 @@ class EventIds:
         self._key = hmac.new(key, digestmod=hashlib.sha256)
 
     @classmethod
-    async def of(cls, blob: CacheBlob, *view: str) -> "EventIds":
-        """The ids of a stream; the texts `view` differ from those of other streams of the location."""
+    async def of(cls, blob: CacheBlob, *stream: str) -> "EventIds":
+        """The ids of a stream; its texts `stream` differ from those of other streams of the location."""
         secret = await location_key(blob, PURPOSE)
-        return cls(hmac.digest(secret, json.dumps(view).encode(), hashlib.sha256))
+        return cls(hmac.digest(secret, json.dumps(stream).encode(), hashlib.sha256))
 
     def text(self, place: EventPlace) -> str:
         """The id of a place."""
-        return self._tag(str(place)) + MARK + str(place)
+        return self._tag(str(place)) + SEPARATOR + str(place)
 
     def place(self, text: str) -> EventPlace:
         """The place of an id; `InvalidUsage` of kind `INVALID_CURSOR` if no such stream issued it."""
         tag, place = text[:TAG_CHARS], text[TAG_CHARS + 1 :]
-        is_id = text.isascii() and text[TAG_CHARS : TAG_CHARS + 1] == MARK
+        is_id = text.isascii() and text[TAG_CHARS : TAG_CHARS + 1] == SEPARATOR
         if not is_id or not hmac.compare_digest(tag, self._tag(place)):
             raise InvalidUsage(UsageKind.INVALID_CURSOR, f"{shown(text, 40)} is no id of this stream")
         return place_of(place)

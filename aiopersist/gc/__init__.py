@@ -1,6 +1,6 @@
 """Garbage collection: deletes data that no reader can reach, in an order that is safe against crashes.
 
-It works on versions and on keys of blobs, never on the contents of blobs.
+It reads versions and rollups, and never the contents of parts.
 
 | module               | what it has                                                                  |
 |----------------------|------------------------------------------------------------------------------|

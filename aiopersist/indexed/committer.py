@@ -235,9 +235,9 @@ class Committer:
         """Write the accepted updates; returns the changes of the streams."""
         core = self._core
         jobs = []
-        for name, every in draft.accepted.items():
-            pieces = [piece for rows in every for piece in rows.pieces]
-            jobs.append(partial(raw.write, pieces, every[0].schema, draft.schema_id(name)))
+        for name, updates in draft.accepted.items():
+            pieces = [piece for rows in updates for piece in rows.pieces]
+            jobs.append(partial(raw.write, pieces, updates[0].schema, draft.schema_id(name)))
         parts = await run_bounded(core.stack.settings.fetch_max_outstanding_parts, jobs)
         return draft.finish(dict(zip(draft.accepted, parts, strict=True)))
 

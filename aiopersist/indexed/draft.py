@@ -1,7 +1,8 @@
 """A draft of the streams: the effect of a group of commands, before it is durable. Pure.
 
-Commands are applied one after the other, in the order of their calls. A refused command consumes a seqno and
-changes nothing else. Afterwards the draft has the updates to write, and then the changes of the streams.
+Commands are applied one after the other, in the order of their calls. `accepted` then has the updates to
+write, and `finish` returns the changes of the streams. A seqno is the number of a write, of a seal, or of a
+move of sinces, even of a refused one.
 """
 
 from abc import ABC, abstractmethod
@@ -42,7 +43,7 @@ class StreamUpdates:
 
 
 class StreamCommand(ABC):
-    """A command of a caller. A refused one raises; then it has consumed a seqno and changed nothing else."""
+    """A command of a caller. A refused one raises, and has changed nothing but the seqno."""
 
     begun = False
     """Whether a commit of the command has begun: if not, it surely does not happen."""
@@ -136,8 +137,8 @@ class Draft:
 
     def finish(self, written: Mapping[str, tuple[HollowPart, ...]]) -> StreamsChanges | None:
         """The changes of the streams, with the accepted updates in the `written` parts; `None` for none."""
-        for name, every in self.accepted.items():
-            self.change(name, self._appended(name, every, written[name]))
+        for name, updates in self.accepted.items():
+            self.change(name, self._appended(name, updates, written[name]))
         changed = {
             name: change
             for name, after in self._touched.items()
@@ -156,15 +157,15 @@ class Draft:
         return StreamsChanges(**changes)
 
     def _appended(
-        self, name: str, every: Sequence[StreamUpdates], parts: tuple[HollowPart, ...]
+        self, name: str, updates: Sequence[StreamUpdates], parts: tuple[HollowPart, ...]
     ) -> Rearrangement:
         now = self.find(name)
         assert now is not None, name
         batch = UnsealedBatch(
             seqno_lower=now.seqno,
             seqno_upper=self.seqno,
-            time_least=min(rows.seen.least for rows in every),
-            time_greatest=max(rows.seen.greatest for rows in every),
+            time_least=min(rows.seen.least for rows in updates),
+            time_greatest=max(rows.seen.greatest for rows in updates),
             parts=parts,
         )
         return rules.appended(now, batch)
@@ -221,8 +222,8 @@ class Seal(StreamCommand):
 
 @dataclass(eq=False)
 class AllowCompaction(StreamCommand):
-    """Move all of these sinces, or none; one after the other, so a stream that is listed twice does not go
-    back. The result is the seqno."""
+    """Move the since of all these streams, or of none. The since of a stream that is listed twice does not go
+    back either. The result is the seqno."""
 
     sinces: tuple[tuple[str, int], ...]
 
@@ -259,7 +260,7 @@ class RegisterStream(StreamCommand):
 @dataclass(eq=False)
 class Destroy(StreamCommand):
     """Forget the stream and its data for ever. The result is `False` if it was destroyed before. It has a
-    commit of its own, so that listeners get the updates before it."""
+    commit of its own, so that listeners first get all earlier updates."""
 
     is_exclusive = True
     stream: str
@@ -283,7 +284,7 @@ class Barrier(StreamCommand):
 
 @dataclass(eq=False)
 class Maintain(StreamCommand):
-    """Apply the results of a step that still fit. Returns the names of their streams."""
+    """Apply those results of a maintenance step that still fit. Returns the names of their streams."""
 
     transitions: Iterable[tuple[str, "Transition"]]
 

@@ -107,9 +107,9 @@ class Maintenance:
 
     async def _look_at_due(self) -> None:
         """Look at the shards that are due: one request for all, and the new versions."""
-        due = self._due()
-        failures = await self._stack.follower.look([t.shard.register for t in due if t.is_known])
-        looks = [partial(tasks.look, failures.get(tasks.shard.register.key)) for tasks in due]
+        tasks_due = self._due()
+        failures = await self._stack.follower.look([t.shard.register for t in tasks_due if t.is_known])
+        looks = [partial(tasks.look, failures.get(tasks.shard.register.key)) for tasks in tasks_due]
         await run_bounded(LOOKS_AT_ONCE, looks)
 
     def _due(self) -> list["ShardTasks"]:
@@ -144,9 +144,9 @@ class ShardTasks:
 
     def begin_due(self, state: State) -> None:
         """Begin the due work after a commit of this process."""
-        is_small, self._inline_bytes = state.inline_bytes > self._inline_bytes, state.inline_bytes
+        grew, self._inline_bytes = state.inline_bytes > self._inline_bytes, state.inline_bytes
         behind, settings = state.seqno - self._looked_at, self.shard.stack.settings
-        if not is_small:
+        if not grew:
             self._pace = commits_between(state, settings)
         if 0 < behind < self._pace:
             return  # the look at idle shards does the work of the last commits

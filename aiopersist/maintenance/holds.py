@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from aiopersist.base.frontier import Antichain
-from aiopersist.maintenance.inspect import ShardView, lease_end, signature
+from aiopersist.maintenance.inspect import ShardView, lease_end, signer
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
 from aiopersist.state.command import Command, micros
@@ -52,7 +52,7 @@ def holders_of_versions(view: ShardView, seqno: int) -> list[Holder]:
     """The readers that keep a version before `seqno` and its data, the oldest first."""
     held = [(r.seqno_hold, reader, r) for reader, r in view.readers.items() if r.seqno_hold is not None]
     return [
-        Holder(kind="reader", id=reader, owner=signature(reader), since=None, until=lease_end(lease))
+        Holder(kind="reader", id=reader, owner=signer(reader), since=None, until=lease_end(lease))
         for oldest, reader, lease in sorted(held, key=lambda each: each[0])
         if oldest < seqno
     ]

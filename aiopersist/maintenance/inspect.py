@@ -93,7 +93,7 @@ class HoldView(BaseModel, frozen=True):
                 "until": None if until == inf else until,
                 "kind": kind,
                 "id": id,
-                "owner": signature(signed),
+                "owner": signer(signed),
                 "since": since,
                 "behind": _behind(since, state.upper),
                 "pins": bool(since.elements) and since <= state.since,
@@ -243,7 +243,7 @@ def lease_end(lease: LeasedReader) -> float:
     return lease.heartbeat + lease.lease_s
 
 
-def signature(id: str | None) -> str | None:
+def signer(id: str | None) -> str | None:
     """The client and process that signed an id, `name/host:pid`, if one did."""
     return (id or "").partition("@")[2] or None
 

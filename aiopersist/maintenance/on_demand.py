@@ -23,12 +23,13 @@ async def force_gc(shards: Shards, maintenance: Maintenance, name: str) -> Colle
     """See `Admin.force_gc`."""
     shard = await shards.existing(name)
     with suppress(LeaseExpired):  # then the reader holds nothing
-        if shard.hold.reader:
+        if shard.hold.reader:  # our own hold moves forward before the collection
             await shard.hold.heartbeat()
     return await maintenance.of(shard).force_collection()
 
 
 def _retention(keep: object) -> tuple[int | None, float | None]:
+    """The times and the seconds that the policy keeps."""
     if keep is None:
         return None, None
     if type(keep) is int and 0 <= keep < 2**63:

@@ -12,7 +12,7 @@
 
 The wrappers of the stores count requests (`storage/layers.py`), the commit loop counts commits
 (`shard/commit.py`), and `Stack.work` counts long work. Other values are read when a view is requested
-(`client/gauges.py`): queues, open handles, the cache. Nothing here does I/O, reads a clock, or waits.
+(`client/gauges.py`): queues, open handles, the cache. Nothing here does I/O or waits.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -17,5 +17,5 @@ hollow parts into updates, and `runs`, which merges many sorted runs of parts.
 | `divide`, `envelope`         | dividing work into pieces, which travel between processes          |
 
 Imports `shard`, `state`, `storage`, `data`, `measure`. Garbage collection (`gc/`) imports nothing from here:
-it never looks into a blob.
+it reads no parts.
 """

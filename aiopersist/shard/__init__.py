@@ -18,5 +18,5 @@ the bytes of updates; `parts/` does.
 | `queue`                | the queue of a group commit                                                |
 | `turns`                | reads for many slow clients                                                |
 
-Imports `state`, `storage`, `measure`, and of `data` the schema.
+Imports `state`, `storage`, `measure`, `data`.
 """

@@ -74,7 +74,7 @@ async def commit_all(attempts: Sequence[Attempt], *, own_task: bool = True) -> l
         finally:
             for register in turns:
                 register.release_turn()
-        await _refresh(registers if writing is None else await _unknown(registers, writing))
+        await _refresh(registers if writing is None else await _behind(registers, writing))
         fresh = True
 
 
@@ -86,9 +86,9 @@ async def _refresh(registers: Sequence[Register]) -> None:
         raise next(iter(errors.values()))
 
 
-async def _unknown(registers: Sequence[Register], lost: Sequence[Attempt]) -> Sequence[Register]:
-    """The attempts whose newer versions must be read after a lost race. Heads that came with the answer are
-    taken: such an answer has all heads that moved."""
+async def _behind(registers: Sequence[Register], lost: Sequence[Attempt]) -> Sequence[Register]:
+    """The registers to refresh after a lost race. The others take their heads from the store's answer: if it
+    has heads, it has all that moved."""
     registers[0].stack.metrics.lost_race()
     races = {attempt.register: attempt.expected for attempt in lost}
     heads = {register: register.stack.consensus.newer(register.key) for register in races}

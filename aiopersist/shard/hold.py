@@ -294,11 +294,11 @@ class OwnHold:
     async def heartbeat(self) -> None:
         await self.renew(None)
 
-    async def renew(self, downgrade: Antichain | None) -> Antichain:
-        """Heartbeat, and move the hold to its join with `downgrade`. One commit."""
+    async def renew(self, advance_to: Antichain | None) -> Antichain:
+        """Heartbeat, and move the hold to its join with `advance_to`. One commit."""
         async with self._turn:
             await settle(self._slot)
-            command = RenewReader(self.reader, self.owner, downgrade=downgrade)
+            command = RenewReader(self.reader, self.owner, advance_to=advance_to)
             self.since = await commit(self.register, command, self._slot)
             return self.since
 

@@ -1,7 +1,5 @@
-"""The shards of one client by id, and the life of its handles. All calls of the client share this.
-
-`Client` is a list of forwards: each of its calls is a function of a `Shards`, in the package of its subject.
-So one file shows what a client can do, and each package shows how.
+"""The shards of one client by id, and the life of its handles. Each call of `Client` forwards to a
+function of the package that carries it out, with the `Shards` as its first argument.
 """
 
 import asyncio
@@ -30,7 +28,7 @@ from aiopersist.storage.consensus import Consensus
 H = TypeVar("H", bound=Handle)
 
 KEPT_FOR_PIECES = 8  # shards
-CLOSE_AT_ONCE = 64  # handles closed at the same time: a few statements have their commits
+CLOSE_AT_ONCE = 64  # handles closed at the same time, so that their commits share a few statements
 
 
 class Shards:
@@ -122,7 +120,7 @@ class Shards:
         return list(self._handles)
 
     async def release(self) -> list[Error]:
-        """End the calls, then close all handles. Returns their errors: lost acknowledgements."""
+        """End the calls, then close all handles. Returns their errors: acknowledgements that were lost."""
         self.calls.close()
         self.stack.supervisor.begin_end()
         closings = [partial(_closed, handle) for handle in self.handles()]
@@ -136,7 +134,7 @@ class Shards:
         try:
             with self.scope.call():
                 handle = await opener()
-            self._handles[handle] = None  # a handle that the user has dropped must be closed, too
+            self._handles[handle] = None  # it must be closed even if the user forgets it
             handle._scope.on_close = partial(self._ended, handle, handle._scope.on_close)
             if self.calls.closed:
                 await handle.aclose()
@@ -146,9 +144,9 @@ class Shards:
             self._openings.discard(opening)
             opening.set_result(None)
 
-    def _ended(self, handle: Handle, before: Callable[[], None]) -> None:
+    def _ended(self, handle: Handle, on_close: Callable[[], None]) -> None:
         self._handles.pop(handle, None)
-        before()
+        on_close()
 
     async def _drain(self) -> None:
         """Wait a moment for handles that are being opened; `_opened` then closes them."""

@@ -121,12 +121,12 @@ class Bridge:
             return
         with self._lock:
             clients, self._clients = list(self._clients.values()), {}
-        closing = [
+        closings = [
             self._portal.start_task_soon(client.result().aclose)
             for client in clients
             if client.done() and client.exception() is None
         ]
-        for future in closing:
+        for future in closings:
             try:
                 future.result(CLOSE_DEADLINE_S)
             except Exception:  # the process ends; leases end the rest

@@ -40,7 +40,7 @@ Planning = Callable[[Client, pa.Schema, WriteSpec], Awaitable[WritePlan]]
 
 def stored_schema(options: Options) -> Schema[Any, Any, Any]:
     """The current schema of the shard."""
-    shard = options.shard  # first, since its error is clearer
+    shard = options.shard  # before the client: an error of this option is clearer than one of a store
     return bridge().run(bridge().client(options.location).schema, shard)[1]
 
 
@@ -99,7 +99,7 @@ class PiecePartition(InputPartition):
     columns: Columns
     where: Any = None
     at: int | None = None
-    """The time of all rows, for a column `_time` of rows without times."""
+    """`_time` of every row, if the rows have no times."""
 
     def __repr__(self) -> str:  # Spark logs it
         return f"PiecePartition({len(self.piece)} bytes)"
@@ -113,7 +113,7 @@ def read_partition(partition: InputPartition) -> Iterator[pa.RecordBatch]:
 
 @dataclass
 class StagedMessage(WriterCommitMessage):
-    """The message of a task to the committer."""
+    """The message of a task to the process that commits."""
 
     result: StagedTask | TaskRefused
     query: str | None = None
@@ -134,13 +134,13 @@ def grant_write(
 
 
 def commit_staged(
-    location: SparkLocation, plan: WritePlan, grants: Iterable[bytes], results: Results, tasks_: int
+    location: SparkLocation, plan: WritePlan, grants: Iterable[bytes], results: Results, task_count: int
 ) -> None:
     """Append the batches that tasks staged, once, then end their writers."""
     client = bridge().client(location)
 
     async def commit() -> None:
-        await WriteJob(client, location, plan, _run_here, tasks_).commit(results)
+        await WriteJob(client, location, plan, _run_here, task_count).commit(results)
         for grant in grants:
             await release_writer(client, grant)
 
@@ -148,7 +148,7 @@ def commit_staged(
 
 
 def _run_here(work: Any, jobs: Sequence[tuple[Any, ...]]) -> list[StagedTask | TaskRefused]:
-    """The tasks one after the other in this process: a committer has no Spark tasks."""
+    """The tasks one after the other in this process: where Spark calls `commit`, there are no Spark tasks."""
     return [refusing(work, *job) for job in jobs]
 
 

@@ -1,10 +1,9 @@
 """`format("aiopersist")` in a session.
 
-All queries of a session share one JVM object per registered source, with a map of environment variables for
-Python workers. A starting streaming read puts variables of its worker there. A new variable makes the map
-grow. If Spark serializes a task of another query at that moment, the task becomes unreadable, and that query
-fails. So a registration adds these variables in advance. Their values do not matter: each runner sets its
-own.
+A registration must contain some environment variables already, with any values. The queries of a session
+share a map of the variables for the Python workers of a source. A streaming read that starts sets its own
+there. If a new variable makes the map grow while Spark serializes a task of another query, the task becomes
+unreadable, and that query fails.
 """
 
 from typing import TYPE_CHECKING, cast
@@ -32,12 +31,12 @@ def register(spark: "SparkSession") -> None:
     try:
         spark.dataSource.register(AiopersistSource)
     finally:
-        for name in missing:
+        for name in missing:  # the registration has a copy
             del environment[name]
 
 
 def _worker_environment(spark: "SparkSession") -> dict[str, str]:
-    """The map that a registration copies; empty in a Connect session, whose client cannot change it."""
+    """The map that a registration copies; empty in a session of Spark Connect, which cannot change it."""
     try:
         return cast(dict[str, str], spark.sparkContext.environment)
     except Exception:

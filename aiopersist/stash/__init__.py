@@ -11,12 +11,15 @@
 | `model`      | the values: frontiers, rows of text, changes, verdicts; pure               |
 | `rules`      | what each call may do to a collection; pure                                |
 | `rows`       | from entries to rows of text, and back                                     |
-| `store`      | the contract of a backend; `memory`, `sqlite`, `postgres` keep it          |
+| `store`      | the contract of a backend                                                  |
+| `memory`, `sqlite`, `postgres` | the backends                                             |
+| `sqlite_sql`, `sqlite_checks`, `postgres_sql` | statements, and checks of answers         |
 | `session`    | the one loop that writes, and finds out the outcome                        |
 | `collection` | the user's handle of a collection, and a batch for it                      |
 | `stash`      | the calls                                                                  |
 | `typed`, `table`, `transact`, `migrate` | on top of the calls                             |
 | `open`       | URLs and modes                                                             |
+| `errors`     | the refusals                                                               |
 
 Imports `storage`, `data`, `measure`.
 """

@@ -204,7 +204,7 @@ class DraftStore(MemoryStore):
 
 
 def consolidated(rows: StoredRows, frontiers: Frontiers) -> StoredRows:
-    """At most one row per (key, value, time), unless the sum needs more; times forwarded to since."""
+    """At most one row per (key, value, time), unless the sum needs more; times advanced to since."""
     since = int_time(frontiers.since)
     if since is None:
         return StoredRows()

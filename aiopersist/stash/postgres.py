@@ -49,8 +49,8 @@ from aiopersist.storage.wishes import HeardWishes, Wish
 
 DEFAULT_STASH_SCHEMA = "stash"
 POOL_SIZE = 4  # one writes, the others read
-ROWS_AT_ONCE = 2048  # of a statement: with more, the driver blocks the loop for longer
-BYTES_AT_ONCE = 4 * 1024 * 1024
+STATEMENT_ROWS = 2048  # of a statement: with more, the driver blocks the loop for longer
+STATEMENT_BYTES = 4 * 1024 * 1024
 
 # A client that vanished in the middle of a message is noticed, too, within half a minute.
 KEEPALIVE = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "4"}
@@ -305,6 +305,6 @@ def chunks_of(change: StoreChange) -> Iterator[Chunk]:
     begin = 0
     while begin < len(ends):
         so_far = ends[begin - 1] if begin else 0
-        end = max(begin + 1, min(bisect_right(ends, so_far + BYTES_AT_ONCE), begin + ROWS_AT_ONCE))
+        end = max(begin + 1, min(bisect_right(ends, so_far + STATEMENT_BYTES), begin + STATEMENT_ROWS))
         yield tuple(column[begin:end] for column in columns)
         begin = end

@@ -61,8 +61,8 @@ def statements(schema: str) -> dict[str, str]:
 
 
 def _names(schema: str) -> dict[str, Any]:
-    tables = ("fence", "openers", "collections", "uppers", "sinces", "data")
-    return {name: f"{quoted(schema)}.{name}" for name in tables}
+    names = ("fence", "openers", "collections", "uppers", "sinces", "data")
+    return {name: f"{quoted(schema)}.{name}" for name in names}
 
 
 # If a repeated statement arrives late, it finds the row there and changes nothing.

@@ -1,7 +1,7 @@
 """From entries, as users give and get them, to the rows of text that a stash stores, and back.
 
     entries -> columns of the schema (checked, in bulk) -> texts                   `encode`
-    texts -> columns -> times forwarded to since, sorted, summed -> entries        `decode`
+    texts -> columns -> times advanced to since, sorted, summed -> entries        `decode`
 
 Keys and values are canonical JSON: equal ones have equal texts, so a database can find and sum them. Some
 thousand rows of simple values are checked, written, summed and read without columns, whose kernels take
@@ -61,7 +61,7 @@ def encode_key(key: Any, schema: Schema[Any, Any, Any], name: str) -> str:
 
 
 def decode(rows: StoredRows, schema: Schema[Any, Any, Any], since: int) -> list[Any]:
-    """The rows as entries `((key, val), time, diff)`, times forwarded to `since`, in the order of (key,
+    """The rows as entries `((key, val), time, diff)`, times advanced to `since`, in the order of (key,
     value, time), summed. `DiffOverflow` for a sum beyond 64 bits."""
     table = _table(rows, schema)
     times = pc.max_element_wise(table.column("time"), int64_scalar(since))
@@ -72,8 +72,8 @@ def decode(rows: StoredRows, schema: Schema[Any, Any, Any], since: int) -> list[
 
 def decode_at(rows: StoredRows, schema: Schema[Any, Any, Any], time: int) -> list[Any]:
     """The contents at `time`, as `(key, val, diff)` in order."""
-    if (shown := _contents_in_python(_until(rows, time), schema)) is not None:
-        return list(zip(shown.keys, shown.vals, shown.diffs, strict=True))
+    if (sorted_contents := _contents_in_python(_until(rows, time), schema)) is not None:
+        return list(zip(sorted_contents.keys, sorted_contents.vals, sorted_contents.diffs, strict=True))
     return list(zip(*_values(contents(_table(_until(rows, time), schema), schema), schema), strict=True))
 
 
@@ -85,18 +85,17 @@ class Item(NamedTuple):
     text: str
 
 
-def table_at(rows: StoredRows, schema: Schema[Any, Any, Any], time: int, name: str) -> dict[str, Item]:
+def contents_by_key(rows: StoredRows, schema: Schema[Any, Any, Any], time: int, name: str) -> dict[str, Item]:
     """The contents at `time` by the texts of their keys, in order; `StashError` if a key is there twice, or a
-    diff is not 1. Texts tell keys apart as collections do; Python takes 1 for True, and NaN for unequal to
-    itself."""
+    diff is not 1. By texts, since to Python 1 equals True, and NaN does not equal itself."""
     visible = _until(rows, time)
-    shown = _contents_in_python(visible, schema) or _contents(visible, schema)
+    columns = _contents_in_python(visible, schema) or _contents(visible, schema)
     table: dict[str, Item] = {}
-    if set(shown.diffs) <= {1} and len(set(shown.key_texts)) == len(shown.key_texts):
-        columns = zip(shown.keys, shown.vals, shown.val_texts, strict=True)
-        items: Iterable[Item] = map(tuple.__new__, repeat(Item), columns)
-        return dict(zip(shown.key_texts, items, strict=True))
-    for key, val, diff, key_text, val_text in zip(*shown, strict=True):
+    if set(columns.diffs) <= {1} and len(set(columns.key_texts)) == len(columns.key_texts):
+        fields = zip(columns.keys, columns.vals, columns.val_texts, strict=True)
+        items: Iterable[Item] = map(tuple.__new__, repeat(Item), fields)  # faster than `Item(...)`
+        return dict(zip(columns.key_texts, items, strict=True))
+    for key, val, diff, key_text, val_text in zip(*columns, strict=True):
         if diff != 1:
             raise StashError(f"collection {name!r}: key {key!r} has val {val!r} with diff {diff}, not 1")
         if key_text in table:
@@ -114,12 +113,12 @@ def by_key(table: Mapping[str, Item], name: str) -> dict[Any, Any]:
 
 
 def check_table(rows: StoredRows, schema: Schema[Any, Any, Any], upper: Antichain, name: str) -> None:
-    """`StashError` if the rows, sealed up to `upper`, leave a key with several values, or a diff other than
-    1; or will, once a later time of theirs is sealed."""
+    """`StashError` if a key has several values, or a diff is not 1, at the last time before `upper` or at a
+    later time of the rows."""
     last = max((at for at in rows.times if not upper.less_equal(at)), default=-1)
     for time in sorted({last, *(at for at in rows.times if at > last)}):
         try:
-            table_at(rows, schema, time, name)
+            contents_by_key(rows, schema, time, name)
         except StashError as error:
             hint = "do its changes follow from a read before another append? See make_batch, transact"
             raise StashError(f"{error}, after this append, which is refused: {hint}") from None
@@ -184,7 +183,7 @@ def _table(rows: StoredRows, schema: Schema[Any, Any, Any]) -> pa.Table:
         raise Corruption(f"a stash holds a text that is not a value of its codec: {error}") from error
 
 
-class _Shown(NamedTuple):
+class _SortedContents(NamedTuple):
     """Contents as columns, in order."""
 
     keys: Sequence[Any]
@@ -194,10 +193,10 @@ class _Shown(NamedTuple):
     val_texts: Sequence[str]
 
 
-def _contents(rows: StoredRows, schema: Schema[Any, Any, Any]) -> _Shown:
+def _contents(rows: StoredRows, schema: Schema[Any, Any, Any]) -> _SortedContents:
     table = contents(_table(rows, schema), schema)
     texts = (column_texts(table.column(column)) for column in ("key", "val"))
-    return _Shown(*_values(table, schema), *texts)
+    return _SortedContents(*_values(table, schema), *texts)
 
 
 def _rows_in_python(rows: list[Any], schema: Schema[Any, Any, Any]) -> StoredRows | None:
@@ -214,7 +213,7 @@ def _rows_in_python(rows: list[Any], schema: Schema[Any, Any, Any]) -> StoredRow
     return None if key_texts is None or val_texts is None else StoredRows(key_texts, val_texts, times, diffs)
 
 
-def _contents_in_python(rows: StoredRows, schema: Schema[Any, Any, Any]) -> _Shown | None:
+def _contents_in_python(rows: StoredRows, schema: Schema[Any, Any, Any]) -> _SortedContents | None:
     """As `_contents`. `None` for many rows, a key with several values, a sum beyond 64 bits, or values that
     need a column."""
     if not rows or len(rows) > IN_PYTHON_MAX or schema.key.codec.arrow_type not in (pa.string(), pa.int64()):
@@ -237,9 +236,9 @@ def _contents_in_python(rows: StoredRows, schema: Schema[Any, Any, Any]) -> _Sho
         return None
     columns: tuple[Sequence[Any], ...] = (keys, vals, diffs, key_texts, val_texts)
     if all(map(lt, keys, keys[1:])):
-        return _Shown(*columns)
+        return _SortedContents(*columns)
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    return _Shown(*([column[at] for at in order] for column in columns))
+    return _SortedContents(*([column[at] for at in order] for column in columns))
 
 
 def _until(rows: StoredRows, time: int) -> StoredRows:

@@ -71,7 +71,7 @@ class SqliteStore(Store):
         now = self._runtime.wall()
 
         def work(c: sqlite3.Connection) -> Verdict:
-            now_stored = sql.now(c, self._name, opener.id, change)
+            now_stored = sql.state_for(c, self._name, opener.id, change)
             self._heard.hear([STASH], sql.wishes(c, self._name, now))
             verdict = judge(opener, now_stored.fence, sending, now_stored.token, now_stored.holds)
             if verdict is Verdict.APPLIED and now_stored.token != sending.token:
@@ -82,11 +82,11 @@ class SqliteStore(Store):
         return await self._write(work)
 
     async def token(self, opener_id: str) -> str | None:
-        return await self._write(lambda c: sql.token(c, self._name, opener_id))
+        return await self._write(lambda c: sql.token_of(c, self._name, opener_id))
 
     async def consolidate(self, opener: Opener, collection_id: int) -> int | None:
         def work(c: sqlite3.Connection) -> int | None:
-            if sql.fence(c, self._name) != opener.fence:
+            if sql.read_fence(c, self._name) != opener.fence:
                 return None
             return sql.consolidate(c, self._name, collection_id)
 

@@ -84,21 +84,21 @@ def prepare(connection: sqlite3.Connection) -> None:
 def take(connection: sqlite3.Connection, stash: str, nonce: str | None) -> Fence:
     """The fence, created if it is not there; with a nonce the next fence."""
     connection.execute("INSERT OR IGNORE INTO stash_fence VALUES (?, 0, '', ?, 0)", (stash, FORMAT))
-    now = fence(connection, stash)
-    if nonce is None or now.nonce == nonce:
-        return now
+    current = read_fence(connection, stash)
+    if nonce is None or current.nonce == nonce:
+        return current
     connection.execute("UPDATE stash_fence SET epoch = epoch + 1, nonce = ? WHERE stash = ?", (nonce, stash))
-    return fence(connection, stash)
+    return read_fence(connection, stash)
 
 
-def fence(connection: sqlite3.Connection, stash: str) -> Fence:
+def read_fence(connection: sqlite3.Connection, stash: str) -> Fence:
     row = _fence(connection, stash)
     if row is None:
         raise StashError("the stash is gone")
     return row[0]
 
 
-def token(connection: sqlite3.Connection, stash: str, opener: str) -> str | None:
+def token_of(connection: sqlite3.Connection, stash: str, opener: str) -> str | None:
     row = connection.execute(
         "SELECT token FROM stash_openers WHERE stash = ? AND opener = ?", (stash, opener)
     ).fetchone()
@@ -168,7 +168,7 @@ class Now(NamedTuple):
     """Whether everything is as the change expects."""
 
 
-def now(connection: sqlite3.Connection, stash: str, opener: str, change: StoreChange) -> Now:
+def state_for(connection: sqlite3.Connection, stash: str, opener: str, change: StoreChange) -> Now:
     """The stash as it is. One statement for one collection, as a rule; two for others."""
     ids = tuple(change.expected)
     row = connection.execute(

@@ -38,11 +38,11 @@ from aiopersist.stash.rows import (
     check_table,
     codecs,
     compute,
+    contents_by_key,
     decode,
     decode_at,
     encode,
     encode_key,
-    table_at,
 )
 from aiopersist.stash.session import StashSession
 
@@ -121,7 +121,7 @@ class Stash(Root):
                 await self._create(name, schema)
 
     async def since(self, c: StashCollection[K, V]) -> Antichain:
-        """Times before it are forwarded to it."""
+        """Times before it are advanced to it."""
         return (await self._head(c)).frontiers.since
 
     async def upper(self, c: StashCollection[K, V]) -> Antichain:
@@ -194,7 +194,7 @@ class Stash(Root):
         await self.seal_batch([(c, upper)])
 
     async def compact(self, c: StashCollection[K, V], since: Antichain | Time) -> None:
-        """Advance since, at most to upper: from now on earlier times are forwarded to it."""
+        """Advance since, at most to upper: from now on earlier times are advanced to it."""
         await self.compact_batch([(c, since)])
 
     async def consolidate(self, c: StashCollection[K, V]) -> None:
@@ -307,7 +307,7 @@ class Stash(Root):
         with self._scope.call():
             stored = await self._load(c, key)
             time = rules.last_sealed(c.name, stored.frontiers)
-            work = partial(table_at, stored.rows, c.schema, time, c.name)
+            work = partial(contents_by_key, stored.rows, c.schema, time, c.name)
             return stored.frontiers, await compute(len(stored.rows), work)
 
     async def _append_rows(self, c: StashCollection[Any, Any], now: Frontiers, rows: StoredRows) -> None:

@@ -52,7 +52,7 @@ class Store(ABC):
 
     @abstractmethod
     async def consolidate(self, opener: Opener, collection_id: int) -> int | None:
-        """Sum rows of equal (key, value, time), with times forwarded to since. Zeros vanish; rows whose sum
+        """Sum rows of equal (key, value, time), with times advanced to since. Zeros vanish; rows whose sum
         needs more than 64 bits stay as they are. If since is empty, delete all rows. Returns how many rows
         are left, or `None` if fenced."""
 

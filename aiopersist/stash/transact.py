@@ -22,7 +22,7 @@ from aiopersist.stash import rules
 from aiopersist.stash.collection import StashCollection, stored_of
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.model import Move, Select, StoreChange, Stored, StoredRows
-from aiopersist.stash.rows import Item, by_key, compute, table_at
+from aiopersist.stash.rows import Item, by_key, compute, contents_by_key
 from aiopersist.stash.stash import Stash
 from aiopersist.stash.table import TableTransaction
 from aiopersist.stash.typed import KeyedItems, TypedCollection, keyed
@@ -122,7 +122,7 @@ async def _begun(c: StashCollection[Any, Any], stored: Stored) -> _ReadTable:
     time = TIME_MAX if upper is None else upper
 
     def begun() -> _ReadTable:
-        table = table_at(stored.rows, c.schema, time, c.name)
+        table = contents_by_key(stored.rows, c.schema, time, c.name)
         return _ReadTable(c, stored, table, TableTransaction(by_key(table, c.name)))
 
     return await compute(len(stored.rows), begun)

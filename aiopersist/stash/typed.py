@@ -65,38 +65,38 @@ class TypedCollection(Generic[K, V]):
     async def insert_without_overwrite(self, stash: Stash, key: K, val: V) -> V:
         """Insert the entry, unless the key is there. Returns the value that the key has afterwards. One
         append; none if the key is there."""
-        keyed = await self._keyed([(key, val)])
+        new_items = await self._keyed([(key, val)])
 
         def plan(table: Table) -> tuple[StoredRows | None, V]:
-            return (keyed.rows(1), val) if not table else (None, table[keyed.only].val)
+            return (new_items.rows(1), val) if not table else (None, table[new_items.only].val)
 
-        return await self._append(stash, plan, key=keyed.only)
+        return await self._append(stash, plan, key=new_items.only)
 
     async def insert_many_without_overwrite(
         self, stash: Stash, entries: Iterable[tuple[K, V]] | Mapping[K, V]
     ) -> dict[K, V]:
         """Insert the entries whose keys are not there; of a key given twice the first entry counts. Returns
         the values that the given keys have afterwards. One append; none if no key is new."""
-        keyed = await self._keyed(_pairs(entries), first=True)
+        new_items = await self._keyed(_pairs(entries), first=True)
 
         def plan(table: Table) -> tuple[StoredRows | None, dict[K, V]]:
-            new = {text: item for text, item in keyed.items.items() if text not in table}
+            new = {text: item for text, item in new_items.items.items() if text not in table}
             return (
                 KeyedItems(new).rows(1) if new else None,
-                {item.key: table.get(text, item).val for text, item in keyed.items.items()},
+                {item.key: table.get(text, item).val for text, item in new_items.items.items()},
             )
 
         return await self._append(stash, plan)
 
     async def upsert_key(self, stash: Stash, key: K, val: V) -> None:
         """Give the key that value. One append."""
-        keyed = await self._keyed([(key, val)])
-        await self._append(stash, lambda table: (keyed.instead_of(table), None), key=keyed.only)
+        new_items = await self._keyed([(key, val)])
+        await self._append(stash, lambda table: (new_items.instead_of(table), None), key=new_items.only)
 
     async def upsert(self, stash: Stash, entries: Iterable[tuple[K, V]] | Mapping[K, V]) -> None:
         """Give the keys those values; of a key given twice the last entry counts. One append."""
-        keyed = await self._keyed(_pairs(entries))
-        await self._append(stash, lambda table: (keyed.instead_of(table), None))
+        new_items = await self._keyed(_pairs(entries))
+        await self._append(stash, lambda table: (new_items.instead_of(table), None))
 
     async def delete(self, stash: Stash, predicate: Callable[[K, V], bool]) -> list[tuple[K, V]]:
         """Delete and return the entries for which `predicate` is true, in key order. One append; none if

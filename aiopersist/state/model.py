@@ -99,7 +99,7 @@ class LeasedReader(Record, frozen=True, kw_only=True):
     since: Antichain
     """The history that it holds; the empty frontier holds none."""
     moving: bool = False
-    """Whether it was ever downgraded. Only then its hold moves the shard's since."""
+    """Whether its hold was ever moved. Only then it moves the shard's since."""
     seqno_hold: int | None = None
     """The oldest version whose blobs it may still read; `None`: it only holds history, and does not read."""
     heartbeat: float

@@ -1,4 +1,4 @@
-"""Commands of readers: leases and holds."""
+"""Commands of readers: leases and holds. A hold is a reader of the state."""
 
 from msgspec import Struct
 
@@ -33,7 +33,7 @@ class RegisterReader(Struct, frozen=True):
 
 class TakeNamedHold(Struct, frozen=True):
     """Take over the named hold at its frontier, or create it at `since` (`None`: the shard's since). The
-    earlier owner is fenced. The hold keeps history, but no versions: it does not read."""
+    earlier owner's later calls are refused. The hold keeps history, but no versions: it does not read."""
 
     name: str
     owner: str
@@ -54,17 +54,17 @@ class TakeNamedHold(Struct, frozen=True):
 
 
 def named_reader(name: str) -> str:
-    """The reader id of the hold `name`. Not by a format: see `key_of`."""
+    """The reader id of the hold `name`. Not by a format: `state/position.py` says why."""
     return "name:" + name
 
 
 class RenewReader(Struct, frozen=True):
-    """Renew the lease. `downgrade` moves the hold forward, and so the shard's since. `hold` is the history
-    that open snapshots and listens need (only for a shared reader)."""
+    """Renew the lease. `advance_to` moves the hold, and so the shard's since. `hold` is the history that open
+    snapshots and listens need (only for a shared reader). `OpaqueMismatch`: the hold has another owner."""
 
     reader: str
     owner: str | None = None
-    downgrade: Antichain | None = None
+    advance_to: Antichain | None = None
     hold: Antichain | None = None
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
@@ -79,8 +79,8 @@ class RenewReader(Struct, frozen=True):
             if not state.since <= self.hold:
                 return Keep(error=SinceViolation(self.hold, state.since))
             since = self.hold
-        if self.downgrade is not None:
-            since, moving = since.join(self.downgrade), True
+        if self.advance_to is not None:
+            since, moving = since.join(self.advance_to), True
         held = reader.seqno_hold
         record = reader.replace(
             since=since,

@@ -152,8 +152,8 @@ def _map_difference(
         return {}
     changed = {key: batch for key, batch in after.items() if before.get(key) is not batch}
     dropped = tuple(key for key in before if key not in after)
-    difference = {name: changed, f"drop_{name}": dropped}
-    return {name: value for name, value in difference.items() if value}
+    changes = {name: changed, f"drop_{name}": dropped}
+    return {name: value for name, value in changes.items() if value}
 
 
 def changed_streams(changes: StreamsChanges, streams: Streams | None) -> Streams:

@@ -57,7 +57,8 @@ class Blob(ABC):
         return {}
 
     async def probe(self) -> dict[str, str]:
-        """Return what only a write shows, by name. Leaves nothing behind. This default tries nothing."""
+        """Return facts that only a write shows, for example whether a put can be refused. Leaves nothing
+        behind. This default tries nothing."""
         return {}
 
     @abstractmethod

@@ -200,7 +200,7 @@ class Consensus(ABC):
 
 
 def sliced(seqnos: Mapping[str, int | None], size: int) -> Iterator[dict[str, int | None]]:
-    """Yield `known` in slices of at most `size`, so that each answer of a store stays small."""
+    """Yield `seqnos` in slices of at most `size`, so that each answer of a store stays small."""
     items = iter(seqnos.items())
     while chunk := dict(islice(items, size)):
         yield chunk

@@ -1,4 +1,4 @@
-"""Subscriptions: consumers of a shard, or of a table, with a durable position in the state of the shard.
+"""Subscriptions: consumers with a durable position in the state of a shard.
 
 | module                 | what it has                                                           |
 |------------------------|-----------------------------------------------------------------------|

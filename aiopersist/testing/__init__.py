@@ -1,9 +1,10 @@
 """For tests of applications and of stores: real servers, honest faults, and conformance suites.
 
-`servers` starts Postgres and S3, `azure` a server of Azure's blobs; `faults` wraps stores so that they fail;
-`proxy` is a network that fails; `storage` and `stash` are conformance suites for stores; `model` is an oracle
-for shards; `simulation` is a world from a seed; `strategies` are for Hypothesis. Needs pytest. The library
-imports none of this.
+`application` is for tests of applications. `servers` starts Postgres and S3, `azure` a server of Azure's
+blobs, `pgbouncer` a pooler, all by `started`. `faults` wraps stores so that they fail; `proxy` is a network
+that fails; `storage` and `stash` are conformance suites, `fixtures` helps them. `model` is an oracle for
+shards, `simulation` a world from a seed; `strategies` are for Hypothesis. Needs pytest. The library imports
+none of this.
 """
 
 import pytest

@@ -9,7 +9,7 @@ from aiopersist.base.errors import InvalidUsage, NotReadable, SinceViolation, Us
 from aiopersist.base.frontier import Time, less_equal
 from aiopersist.state.model import Clock
 from aiopersist.web.readable import Readable, Scale, parse_time, read_time
-from aiopersist.web.reading import Question, RowPlace, RowTrail
+from aiopersist.web.reading import EarlierPages, Question, RowPlace
 from aiopersist.web.rows import Column
 from aiopersist.web.words import time_text
 
@@ -34,7 +34,7 @@ class RowsQuery(NamedTuple):
     columns: tuple[str, ...] = ()
     """Empty: the first few."""
     place: RowPlace = RowPlace()
-    trail: RowTrail = RowTrail()
+    earlier: EarlierPages = EarlierPages()
 
     @classmethod
     def of(cls, params: QueryParams, scale: Scale | None, clock: Clock) -> "RowsQuery":
@@ -53,19 +53,19 @@ class RowsQuery(NamedTuple):
             where=params.get("where", "").strip(),
             columns=tuple(params.getlist("column")),
             place=RowPlace.of(params.get("after", "")),
-            trail=RowTrail.of(params.get("before", "")),
+            earlier=EarlierPages.of(params.get("before", "")),
         )
 
     @property
-    def next_trail(self) -> RowTrail:
-        """The trail of the next page."""
-        return self.trail.to(self.place)
+    def earlier_of_next(self) -> EarlierPages:
+        """The pages before the next page."""
+        return self.earlier.with_page(self.place)
 
     @property
-    def previous(self) -> tuple[RowPlace, RowTrail] | None:
+    def previous(self) -> tuple[RowPlace, EarlierPages] | None:
         """The page before this one, if the address has it."""
-        places = self.trail.places
-        return (places[-1], RowTrail(places[:-1])) if places else None
+        places = self.earlier.places
+        return (places[-1], EarlierPages(places[:-1])) if places else None
 
     def times(self, readable: Readable, now: float) -> list[Time]:
         """The times in the address."""

@@ -38,7 +38,7 @@ async def contents(request: Request, client: Client, cache: ClientCache) -> Resp
     state, times = shard.state, _times(shard, params.get("stream", ""))
     scale = None if times is None else times.scale
     query = RowsQuery.of(params, scale, state.clock)
-    values: dict[str, Any] = {
+    page_values: dict[str, Any] = {
         "name": query.name,
         "query": query,
         "scale": scale,
@@ -53,10 +53,10 @@ async def contents(request: Request, client: Client, cache: ClientCache) -> Resp
         now = await _now(client, query, times)
         question = query.question(times, now)
         read = await cache.reads.of(client, shard.id, question)
-        values |= {"question": question, "read": read, "is_at_rest": query.is_at_rest(times, now)}
+        page_values |= {"question": question, "read": read, "is_at_rest": query.is_at_rest(times, now)}
         if read.page is not None:
-            values["chosen"] = chosen_columns(read.page.columns, query.columns)
-    return HTMLResponse(await client._stack.compute(rendered, "contents.html", values))
+            page_values["chosen"] = chosen_columns(read.page.columns, query.columns)
+    return HTMLResponse(await client._stack.compute(rendered, "contents.html", page_values))
 
 
 async def value(request: Request, client: Client, cache: ClientCache) -> Response:

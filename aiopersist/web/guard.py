@@ -6,8 +6,8 @@
 - *The name of the host*, on a loopback address. Otherwise another site could let its name point here, become
   the same origin as these pages, and read them (DNS rebinding).
 - *The secret of a form*. The page gives the browser a cookie, and its form contains an HMAC of that cookie
-  with a key of the location. Other sites cannot read it. Another site may plant a cookie, as a page on
-  another port can, but cannot compute the HMAC.
+  with a key that is kept in the location (`storage/identity.py`). Other sites cannot read the form. A page on
+  another port may plant a cookie, but cannot compute the HMAC.
 - *The origin of a form*: if the browser sends `Sec-Fetch-Site` or `Origin`, it must name these pages.
 
 Each protection is an ASGI application around another one, so streams pass through.
@@ -102,13 +102,13 @@ class TokenGate:
     def _has_token(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)
         kind, _, credentials = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and same(credentials.strip(), self._token):
+        if kind.lower() == "bearer" and are_equal(credentials.strip(), self._token):
             return True
-        return same(_cookie(headers, self._name), self._value)
+        return are_equal(_cookie(headers, self._name), self._value)
 
     def _answer(self, scope: Scope) -> Response:
         pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        if not any(name == "token" and same(value, self._token) for name, value in pairs):
+        if not any(name == "token" and are_equal(value, self._token) for name, value in pairs):
             return PlainTextResponse("Open the address that the server printed, with ?token=...\n", 401)
         rest = urlencode([(name, value) for name, value in pairs if name != "token"])
         path = "./" + quote(scope["path"].rpartition("/")[2], errors="replace")
@@ -116,7 +116,7 @@ class TokenGate:
         return _with_cookie(response, scope, self._name, self._value)
 
 
-def same(candidate: str, secret: str) -> bool:
+def are_equal(candidate: str, secret: str) -> bool:
     """Whether both are equal, in constant time."""
     return hmac.compare_digest(candidate.encode("utf-8", "surrogateescape"), secret.encode())
 
@@ -165,7 +165,7 @@ def with_form_cookie(response: Response, request: Request, cookie: str) -> Respo
 def is_own_form(request: Request, secret: str, key: bytes) -> bool:
     """Whether these pages made the form, for this browser."""
     cookie = request.cookies.get(FORM_COOKIE, "")
-    return bool(cookie) and same(secret, form_secret(key, cookie)) and is_of_these_pages(request)
+    return bool(cookie) and are_equal(secret, form_secret(key, cookie)) and is_of_these_pages(request)
 
 
 def is_of_these_pages(request: Request) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from aiopersist.maintenance.inspect import HoldView, Keeper, ShardView, signature
+from aiopersist.maintenance.inspect import HoldView, Keeper, ShardView, signer
 from aiopersist.state.model import Retention
 from aiopersist.web.words import counted, duration_text, frontier_text, short_id
 
@@ -29,7 +29,7 @@ class HoldLine(NamedTuple):
 
 
 def hold_lines(view: ShardView) -> list[HoldLine]:
-    """The holds; those that keep since back come first."""
+    """The holds; those that keep since from moving come first."""
     lines = []
     for hold in view.holds[:HOLDS_SHOWN]:
         name = "" if hold.kind == "retention" else short_id(hold.id)
@@ -38,18 +38,18 @@ def hold_lines(view: ShardView) -> list[HoldLine]:
 
 
 def history_text(view: ShardView) -> str:
-    """Which holds keep since back, and their owners; without any, how since moves."""
-    since, pins = frontier_text(view.since, view.clock), [hold for hold in view.holds if hold.pins]
-    holders = [hold for hold in pins if hold.kind != "retention"]
+    """Which holds keep since from moving, and their owners; without any, how since moves."""
+    since, keepers = frontier_text(view.since, view.clock), [hold for hold in view.holds if hold.pins]
+    holders = [hold for hold in keepers if hold.kind != "retention"]
     if holders:
         named = [_named(hold) for hold in holders[:NAMED]]
         named += [counted(len(holders) - NAMED, "other hold")] if len(holders) > NAMED else []
         return f"Since stays at {since} because of {_and(named)}."
-    if pins:
-        return f"No hold keeps since back. Retention has moved it to {since}."
+    if keepers:
+        return f"No hold keeps since from moving. Retention has moved it to {since}."
     if view.retention is None:
-        return "No hold keeps since back, and nothing moves it: without retention all history stays."
-    return f"No hold keeps since back. It is at {since}; retention moves it."
+        return "No hold keeps since from moving, and nothing moves it: without retention all history stays."
+    return f"No hold keeps since from moving. It is at {since}; retention moves it."
 
 
 def retention_text(policy: Retention | None) -> str:
@@ -62,10 +62,10 @@ def retention_text(policy: Retention | None) -> str:
 
 
 def keeper_text(keeper: Keeper | None, before: str = "") -> str:
-    """Who keeps old versions and their blobs, with a text before it; empty if nobody does."""
+    """Who keeps old versions and their blobs, after the text `before`; empty if nobody does."""
     if keeper is None:
         return ""
-    owner = f"reader {short_id(keeper.reader)} of {signature(keeper.reader) or 'an unknown process'}"
+    owner = f"reader {short_id(keeper.reader)} of {signer(keeper.reader) or 'an unknown process'}"
     rest = round(keeper.lease_left_s)
     until = f"its lease ends in {duration_text(rest)} unless renewed" if rest >= 0 else "its lease is over"
     return f"{before}{owner} keeps the last {keeper.versions:,} with their blobs; {until}"

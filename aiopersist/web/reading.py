@@ -1,9 +1,9 @@
 """Reads a page of rows: the contents at a time, or the changes between two times.
 
 Rows come in key order. A page begins at a place: a key, and the number of rows from that key on that were
-shown before, since a key may have many values. By the statistics of parts, parts beyond the last needed key
-are not fetched, nor row groups before the place. So the cost of a page is its own size, if the keys of parts
-do not overlap. If they do, as in a shard that was never compacted, each of these parts is read.
+shown before, since a key may have many values. The statistics of parts show their keys: parts beyond the last
+needed key are not fetched, nor row groups before the place. So if the keys of parts do not overlap, a page
+costs its own size. If they do, as in a shard that was never compacted, each of these parts is read.
 
 A page takes at most `settings.read_memory_bytes` of memory, even if it skips many rows.
 """
@@ -44,7 +44,7 @@ from aiopersist.web.rows import (
 PAGE_ROWS = 50
 PAGE_BYTES = 8 * 1024 * 1024  # of values in a page; with larger values, it has fewer rows
 KEY_CHARS_MAX = 2048  # of a key in an address
-WIDER = 16  # the next estimate, times the last one, if it had too few rows
+WIDER = 16  # factor of the next estimate, if this one gave too few rows
 
 
 class RowPlace(NamedTuple):
@@ -80,19 +80,19 @@ class RowPlace(NamedTuple):
         return cls(key, past, rows)
 
 
-TRAIL_CHARS_MAX = 3000  # servers accept addresses of a few thousand characters
+EARLIER_CHARS_MAX = 3000  # servers accept addresses of a few thousand characters
 
 
-class RowTrail(NamedTuple):
-    """The places of the pages before a page, in order: the way back."""
+class EarlierPages(NamedTuple):
+    """The places of the pages before a page, in order."""
 
     places: tuple[RowPlace, ...] = ()
 
-    def to(self, place: RowPlace) -> RowTrail:
-        """The trail with one more page. A trail that is too long for an address loses its first pages."""
-        longer = RowTrail((*self.places, place))
-        while len(longer.text) > TRAIL_CHARS_MAX:
-            longer = RowTrail(longer.places[1 + len(longer.places) // 8 :])
+    def with_page(self, place: RowPlace) -> EarlierPages:
+        """These pages and one more. If they are too long for an address, the first ones are left out."""
+        longer = EarlierPages((*self.places, place))
+        while len(longer.text) > EARLIER_CHARS_MAX:
+            longer = EarlierPages(longer.places[1 + len(longer.places) // 8 :])
         return longer
 
     @property
@@ -101,12 +101,14 @@ class RowTrail(NamedTuple):
         return text_of([[*place] for place in self.places]) if self.places else ""
 
     @classmethod
-    def of(cls, text: str) -> RowTrail:
+    def of(cls, text: str) -> EarlierPages:
         """From an address; `InvalidUsage` for a wrong text."""
         try:
             return cls(tuple(map(RowPlace._of, values_of(text)))) if text else cls()
         except (ValueError, TypeError) as error:
-            raise InvalidUsage(UsageKind.INVALID_CURSOR, f"before={shown(text, 40)} is no trail") from error
+            raise InvalidUsage(
+                UsageKind.INVALID_CURSOR, f"before={shown(text, 40)} is no list of places"
+            ) from error
 
 
 class Question(NamedTuple):
@@ -167,7 +169,7 @@ def page_of(raw: RawRows, question: Question) -> RowsPage:
 
 
 def _place_after(page: pa.Table, before: RowPlace, schema: Schema[Any, Any, Any]) -> RowPlace:
-    """The place after these rows. If the key is too long or has no order, it counts rows instead."""
+    """The place after these rows. If the key is too long or has no order, the place `before` with a count."""
     count = page.num_rows
     if has_conditions(schema.key.codec.arrow_type):
         (key,) = column_texts(page.column("key").slice(count - 1))
@@ -193,14 +195,14 @@ async def _read_rows(snapshot: Snapshot[Any, Any], question: Question) -> pa.Tab
     start, condition = conditions_of(question, schema)
     missing = PAGE_ROWS + 1
     past, tables = question.place.past, [schema.contents_schema.empty_table()]
-    near = [named for named in snapshot._parts if _Near(schema, None, None, question.since)(named)]
-    bounds = [_bounds_of(part, schema) for _, part in near]
-    least, estimate, beyond = _first_leaf(start, schema), 2 * missing + past, None
+    changed = filter(_MayHaveRows(schema, None, None, question.since), snapshot._parts)
+    bounds = [_bounds_of(part, schema) for _, part in changed]
+    least, estimate, rest = _first_value(start, schema), 2 * missing + past, None
     while True:
         last = last_needed(bounds, least, estimate)
-        where = _all_of(condition, None if beyond is None else _leaf(schema) > beyond, _up_to(last, schema))
-        near_by = _Near(schema, least, last, question.since)
-        async with aclosing(some_batches(snapshot, where, question.since, near_by)) as batches:
+        where = _all_of(condition, rest, _up_to(last, schema))
+        may_match = _MayHaveRows(schema, least, last, question.since)
+        async with aclosing(some_batches(snapshot, where, question.since, may_match)) as batches:
             async for batch in batches:
                 skipped = min(past, batch.num_rows)
                 past -= skipped
@@ -210,11 +212,11 @@ async def _read_rows(snapshot: Snapshot[Any, Any], question: Question) -> pa.Tab
                     break
         if not missing or last is None:
             return pa.concat_tables(tables)
-        least, beyond, estimate = last, last, estimate * WIDER
+        least, rest, estimate = last, _first_field(schema) > last, estimate * WIDER
 
 
 @dataclass(frozen=True)
-class _Near:
+class _MayHaveRows:
     """Selects parts that may have rows of a page."""
 
     schema: Schema[Any, Any, Any]
@@ -223,8 +225,8 @@ class _Near:
     greatest: Any
     since: Time | None
 
-    def __call__(self, named: Named) -> bool:
-        batch, part = named
+    def __call__(self, batch_and_part: Named) -> bool:
+        batch, part = batch_and_part
         if isinstance(self.since, int) and batch.upper <= Antichain(self.since + 1):
             return False
         bounds = _bounds_of(part, self.schema)
@@ -269,7 +271,7 @@ def _all_of(*conditions: Any) -> Any:
 # --- bounds of keys ----------------------------------------------------------------------------------------
 
 
-def _leaf_type(schema: Schema[Any, Any, Any]) -> tuple[tuple[str, ...], Any]:
+def _first_field_type(schema: Schema[Any, Any, Any]) -> tuple[tuple[str, ...], Any]:
     """The path and the type of the first field of keys."""
     path: tuple[str, ...] = ("key",)
     t = schema.key.codec.arrow_type
@@ -278,32 +280,32 @@ def _leaf_type(schema: Schema[Any, Any, Any]) -> tuple[tuple[str, ...], Any]:
     return path, t
 
 
-def _leaf(schema: Schema[Any, Any, Any]) -> Any:
-    return pc.field(*_leaf_type(schema)[0])
+def _first_field(schema: Schema[Any, Any, Any]) -> Any:
+    return pc.field(*_first_field_type(schema)[0])
 
 
 def _is_bounded(t: Any) -> bool:
-    """Whether bounds of the type compare here as rows do."""
+    """Whether Python orders values of the type as Arrow does."""
     is_ = pa.types
     return bool(is_.is_integer(t) or is_.is_string(t) or is_.is_binary(t))
 
 
 def _up_to(last: Any, schema: Schema[Any, Any, Any]) -> Any:
     """The condition that the first field is at most `last`; nulls come first."""
-    return None if last is None else (_leaf(schema) <= last) | ~_leaf(schema).is_valid()
+    return None if last is None else (_first_field(schema) <= last) | ~_first_field(schema).is_valid()
 
 
-def _first_leaf(start: Any, schema: Schema[Any, Any, Any]) -> Any:
-    if start is None or not _is_bounded(_leaf_type(schema)[1]):
+def _first_value(start: Any, schema: Schema[Any, Any, Any]) -> Any:
+    if start is None or not _is_bounded(_first_field_type(schema)[1]):
         return None
-    for name in _leaf_type(schema)[0][1:]:
+    for name in _first_field_type(schema)[0][1:]:
         start = start[name] if start.is_valid else start
     return start.as_py() if start.is_valid and not pa.types.is_struct(start.type) else None
 
 
 def _bounds_of(part: HollowPart, schema: Schema[Any, Any, Any]) -> KeyBounds:
     """The bounds of a part, if it has any."""
-    path, t = _leaf_type(schema)
+    path, t = _first_field_type(schema)
     entry = (part.stats or {}).get(".".join(path))
     if entry is None or not _is_bounded(t):
         return KeyBounds(None, None, part.rows)

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from aiopersist.maintenance.inspect import signature
+from aiopersist.maintenance.inspect import signer
 from aiopersist.web import words
 
 FOLDER = Path(__file__).parent
@@ -38,7 +38,7 @@ def _environment() -> Environment:
         "moment": words.moment_text,
         "short": words.short_id,
         "visible": words.visible,
-        "owner": lambda text: signature(text) or words.short_id(text),
+        "owner": lambda text: signer(text) or words.short_id(text),
         "cut": words.cut,
     }
     environment.globals |= {

@@ -7,7 +7,7 @@ from starlette.datastructures import QueryParams
 from aiopersist.base.errors import InvalidUsage, UsageKind, shown
 from aiopersist.base.frontier import Antichain
 from aiopersist.client.client import Client
-from aiopersist.maintenance.inspect import BatchView, ShardView, growth, inspect, keeper, signature
+from aiopersist.maintenance.inspect import BatchView, ShardView, growth, inspect, keeper, signer
 from aiopersist.shard.log import consensus_key, decoded
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
@@ -159,8 +159,8 @@ def _bound(value: object) -> str:
 async def versions(stack: Stack, shard: str, view: ShardView, now: float) -> Versions:
     """The newest versions that the consensus store has. One request."""
     first = max(view.earliest_seqno, view.seqno + 1 - VERSIONS_SHOWN)
-    versions = await stack.consensus.scan(consensus_key(shard), first, VERSIONS_SHOWN)
-    diffs = await stack.compute(decoded, versions, shard)
+    newest = await stack.consensus.scan(consensus_key(shard), first, VERSIONS_SHOWN)
+    diffs = await stack.compute(decoded, newest, shard)
     lines = tuple(VersionLine(diff.seqno, diff.at, changes_text(diff)) for diff in reversed(diffs))
     span_s = max(now - diffs[0].at, 1e-3) if diffs else 0.0
     return Versions(lines, len(lines) / span_s if lines else 0.0, span_s)
@@ -188,7 +188,7 @@ def leases(state: State, now: float) -> list[LeaseLine]:
             "named hold" if r.name else "reader",
             reader,
             r.name or "",
-            signature(r.owner if r.name else reader),
+            signer(r.owner if r.name else reader),
             r.since if r.since.elements else None,
             None if r.seqno_hold is None else max(state.seqno - r.seqno_hold, 0),
             r.heartbeat + r.lease_s - now,
@@ -197,7 +197,7 @@ def leases(state: State, now: float) -> list[LeaseLine]:
         for reader, r in state.readers.items()
     ]
     writers = [
-        LeaseLine("writer", key, "", signature(key), None, None, w.heartbeat + w.lease_s - now, w.lease_s)
+        LeaseLine("writer", key, "", signer(key), None, None, w.heartbeat + w.lease_s - now, w.lease_s)
         for key, w in state.writers.items()
     ]
     return sorted([*readers, *writers], key=lambda line: line.rest_s)

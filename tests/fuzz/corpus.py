@@ -36,7 +36,7 @@ from aiopersist.state.position import WithinContents
 from aiopersist.state.record import HollowPart
 from aiopersist.storage.objects.tails import packed
 from aiopersist.storage.postgres.hints import payloads
-from aiopersist.web.reading import RowPlace, RowTrail
+from aiopersist.web.reading import EarlierPages, RowPlace
 from tests.compatibility import write as location
 from tests.fuzz.schemas import SALES, Sale
 
@@ -180,7 +180,7 @@ def _made() -> dict[str, list[bytes]]:
         "feed_cursor": [cursor_of(SHARD, PLACE).encode()],
         "cursor": [cursors.encode(cursor).encode() for cursor in CURSORS],
         "place": [place.text.encode()],
-        "trail": [RowTrail((RowPlace(), place)).text.encode()],
+        "trail": [EarlierPages((RowPlace(), place)).text.encode()],
         "hint": [text.encode() for text in payloads("sender", ["shard/one", "name/größe"])],
         "text": [b"orders", "gr\u00f6\u00dfe/\u65e5\u672c".encode(), SHARD.encode()],
     }

@@ -50,7 +50,7 @@ from aiopersist.shard import catalog
 from aiopersist.shard.log import decoded, replayed
 from aiopersist.stash.errors import StashError
 from aiopersist.stash.model import Codecs, StoredRows
-from aiopersist.stash.rows import check_codecs, decode, decode_at, table_at
+from aiopersist.stash.rows import check_codecs, contents_by_key, decode, decode_at
 from aiopersist.stash.sqlite_checks import check_rows
 from aiopersist.state.diff import decode_commit
 from aiopersist.state.invariants import check_state
@@ -65,7 +65,7 @@ from aiopersist.storage.memory import MemoryBlob, MemoryConsensus
 from aiopersist.storage.objects.tails import unpacked
 from aiopersist.storage.postgres.hints import heard
 from aiopersist.storage.urls import open_blob, open_consensus, parse_location
-from aiopersist.web.reading import RowPlace, RowTrail
+from aiopersist.web.reading import EarlierPages, RowPlace
 from aiopersist.web.rows import parse_key
 from aiopersist.write import transmit
 from aiopersist.write.checks import check_once
@@ -213,7 +213,7 @@ def stash_rows(data: bytes) -> None:
     check_rows("orders", "prices", rows)
     decode(rows, PRICES, 0)
     decode_at(rows, PRICES, 5)
-    table_at(rows, PRICES, 5, "prices")
+    contents_by_key(rows, PRICES, 5, "prices")
 
 
 def stash_codecs(data: bytes) -> None:
@@ -309,8 +309,8 @@ DECODERS: dict[str, Decoder] = {
     "feed_cursor body": Decoder(recoded(lambda data: within_of(data, SHARD), FORM), USAGE),
     "place": Decoder(text(RowPlace.of), USAGE),
     "place body": Decoder(recoded(RowPlace.of), USAGE),
-    "trail": Decoder(text(RowTrail.of), USAGE),
-    "trail body": Decoder(recoded(RowTrail.of), USAGE),
+    "trail": Decoder(text(EarlierPages.of), USAGE),
+    "trail body": Decoder(recoded(EarlierPages.of), USAGE),
     "where": Decoder(text(where), USAGE),
     **{kind: Decoder(file(form), (Problems,)) for kind, form in FILES.items()},
     "when": Decoder(text(when), (CannotBegin,)),

@@ -12,7 +12,7 @@ from aiopersist.base.runtime import SYSTEM
 from aiopersist.stash import AppendBatch, PostgresStash, Stash
 from aiopersist.stash import session as sessions
 from aiopersist.stash.model import START, Move, StoreChange, StoredRows
-from aiopersist.stash.postgres import BYTES_AT_ONCE, ROWS_AT_ONCE, PostgresStore, chunks_of
+from aiopersist.stash.postgres import STATEMENT_BYTES, STATEMENT_ROWS, PostgresStore, chunks_of
 from tests.stash.collections import USERS
 from tests.support.internals import session_of
 
@@ -101,7 +101,7 @@ async def test_many_entries_are_several_statements(stash: Stash) -> None:
     c = await USERS.get(stash)
     await stash.upper(c)
     statements = Statements(stash)
-    rows = 2 * ROWS_AT_ONCE + 1
+    rows = 2 * STATEMENT_ROWS + 1
     entries = [((i, "x"), 0, 1) for i in range(rows)]
     await stash.append([AppendBatch(c.id, 0, 1, 0, 0, entries)])
     assert statements.take() == ["BEGIN;", "COMMIT;"]  # of those within the driver tells nothing
@@ -111,10 +111,10 @@ async def test_many_entries_are_several_statements(stash: Stash) -> None:
 @pytest.mark.parametrize(
     ("rows", "size", "pieces"),
     [
-        pytest.param(ROWS_AT_ONCE, 1, 1, id="just fits"),
-        pytest.param(2 * ROWS_AT_ONCE + 1, 1, 3, id="by rows"),
-        pytest.param(9, BYTES_AT_ONCE // 2 - 10, 5, id="by bytes"),
-        pytest.param(3, BYTES_AT_ONCE + 1, 3, id="larger than a piece"),
+        pytest.param(STATEMENT_ROWS, 1, 1, id="just fits"),
+        pytest.param(2 * STATEMENT_ROWS + 1, 1, 3, id="by rows"),
+        pytest.param(9, STATEMENT_BYTES // 2 - 10, 5, id="by bytes"),
+        pytest.param(3, STATEMENT_BYTES + 1, 3, id="larger than a piece"),
         pytest.param(0, 1, 0, id="none"),
     ],
 )
@@ -125,7 +125,7 @@ def test_pieces(rows: int, size: int, pieces: int) -> None:
     found = list(chunks_of(change))
     assert len(found) == pieces
     assert [key for chunk in found for key in chunk[1]] == list(half.keys)
-    assert all(len(chunk[0]) <= ROWS_AT_ONCE and set(chunk[0]) == {7} for chunk in found)
+    assert all(len(chunk[0]) <= STATEMENT_ROWS and set(chunk[0]) == {7} for chunk in found)
 
 
 async def test_consolidation_has_a_connection_of_its_own(

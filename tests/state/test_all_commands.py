@@ -297,12 +297,12 @@ def _int(frontier: Antichain) -> int:
 Draw = Callable[[Game], Command]
 HOLDS: list[Draw] = [
     lambda g: RegisterReader(g.reader, g.since, LEASE_S, g.rng.random() < 0.5),
-    lambda g: RenewReader(g.reader, downgrade=g.since),
+    lambda g: RenewReader(g.reader, advance_to=g.since),
     lambda g: RenewReader(g.reader, hold=g.since),
     lambda g: KeepReader(g.reader),
     lambda g: ExpireReader(g.reader),
     lambda g: TakeNamedHold("n", g.rng.choice("ab"), g.since, LEASE_S),
-    lambda g: RenewReader("name:n", g.rng.choice("ab"), downgrade=g.since),
+    lambda g: RenewReader("name:n", g.rng.choice("ab"), advance_to=g.since),
     lambda g: RegisterCritical("c", g.rng.randrange(3)),
     lambda g: DowngradeCritical("c", g.rng.randrange(3), g.rng.randrange(3), g.since),
     lambda g: ReleaseCritical("c", g.rng.randrange(3)),

@@ -92,7 +92,7 @@ def command_of(kind: int, writer: str, reader: str, n: int, history: History) ->
         case 10:
             return RegisterReader(reader, Antichain(since + n) if n < 8 else Antichain(), LEASE_S)
         case 11 | 12:
-            return RenewReader(reader, downgrade=Antichain(since + n))
+            return RenewReader(reader, advance_to=Antichain(since + n))
         case 13:
             return RenewReader(reader)
         case 14:
@@ -192,7 +192,7 @@ def test_expiry_moves_no_since() -> None:
     for reader, _, lease_s in holds:
         history.run(RegisterReader(reader, ZERO, lease_s))
     for reader, hold, _ in holds:
-        history.run(RenewReader(reader, downgrade=Antichain(hold)))
+        history.run(RenewReader(reader, advance_to=Antichain(hold)))
     assert history.live.since == Antichain(10)
     history.now += 25.0  # the one that held 10 is overdue
     history.run(HeartbeatWriter("w"))
@@ -215,7 +215,7 @@ def test_a_hold_that_only_keeps_never_moves_since() -> None:
         history.run(RenewReader(reader))
         history.run(RenewReader(reader, hold=Antichain(9)))
     assert history.live.since == ZERO
-    history.run(RenewReader("r1", downgrade=Antichain(20)))
+    history.run(RenewReader("r1", advance_to=Antichain(20)))
     assert history.live.since == Antichain(9)
     history.run(ExpireReader("r2"))
     assert history.live.since == Antichain(9)

@@ -82,7 +82,7 @@ def test_a_critical_reader_that_is_released_holds_nothing() -> None:
     history = created()
     history.run(RegisterCritical("c", 1))
     history.run(RegisterReader("r", ZERO, LEASE_S))
-    history.run(RenewReader("r", downgrade=at(6)))
+    history.run(RenewReader("r", advance_to=at(6)))
     assert history.live.since == ZERO
     assert isinstance(history.run(ReleaseCritical("c", 1)), Commit)
     assert (history.live.critical, history.live.since) == ({}, ZERO)
@@ -244,7 +244,7 @@ def test_a_policy_of_a_shard_whose_since_is_empty(times: int) -> None:
     """Goal: it moves nothing, and hinders no other command."""
     history = created()
     history.run(RegisterReader("r1", ZERO, LEASE_S))
-    history.run(RenewReader("r1", downgrade=Antichain()))
+    history.run(RenewReader("r1", advance_to=Antichain()))
     history.run(SetRetention(times, None))
     assert history.live.since == Antichain()
     for exact in (False, True):

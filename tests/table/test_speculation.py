@@ -223,7 +223,7 @@ async def test_what_waits_behind_a_large_put_is_not_mixed_with_it(mem: ap.Client
         assert [group.speculation.val_of(at, key) for key in ('"k"', '"l"')] == ["0", "1"]
         upper = at.view.upper.time
         assert isinstance(upper, int)
-        async with at.view.committed(at.view.upper, successor(upper), {'"k"': "100"}) as take:
+        async with at.view.own_commit(at.view.upper, successor(upper), {'"k"': "100"}) as take:
             take()
         group.speculation.refresh()
         assert [group.speculation.val_of(at, key) for key in ('"k"', '"l"')] == ["100", "0"]

@@ -119,7 +119,7 @@ async def test_a_shard_says_who_keeps_its_old_versions(mem: ap.Client) -> None:
     async with mem.reader("orders") as reader, reader.snapshot(0), pages(mem) as http:
         await write(mem, "orders", 1, 2, 3)
         said = words(await http.get("/shard?name=orders"))
-        since = "No hold keeps since back, and nothing moves it" in said
+        since = "No hold keeps since from moving, and nothing moves it" in said
         found = re.search(r"reader r\w{8} of (\S+:\d+) keeps the last (\d+) with their blobs", said)
         assert found
         assert re.search(rf"reader r\w{{8}} {found[1]} \S+ {found[2]} 15 min 15 min", said)

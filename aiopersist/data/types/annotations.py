@@ -183,11 +183,11 @@ def _model(cls: type[BaseModel], *, frozen: bool, within: tuple[type, ...]) -> M
         raise TypeError(f"cannot store {cls.__qualname__}: its extra fields have no columns")
     if not cls.model_fields:
         raise TypeError(f"cannot store {cls.__qualname__}: it has no fields")
-    annotations = {}
+    hints = {}
     for name, info in cls.model_fields.items():
         own = [m for m in info.metadata if isinstance(m, Codec)]
-        annotations[name] = own[-1] if own else info.annotation
-    return Models(cls, _fields_of(cls, annotations, frozen=frozen, within=within))
+        hints[name] = own[-1] if own else info.annotation
+    return Models(cls, _fields_of(cls, hints, frozen=frozen, within=within))
 
 
 def _own(codec: Codec) -> Codec:

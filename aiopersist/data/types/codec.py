@@ -340,18 +340,18 @@ def _without_class(value: Any) -> Any:
     """The value of a subclass as a value of its Python base class. Arrow would read the text of a decimal,
     which a class may round, and the memory of a moment, where pandas keeps another year. `ValueError` or
     `OverflowError` if the base class has no such value."""
-    plain = value
+    base = value
     if isinstance(value, Decimal):
-        plain = Decimal(value)
+        base = Decimal(value)
     elif isinstance(value, dt.datetime):
         day = value.year, value.month, value.day
         time = value.hour, value.minute, value.second, value.microsecond
-        plain = dt.datetime(*day, *time, tzinfo=value.tzinfo, fold=value.fold)
+        base = dt.datetime(*day, *time, tzinfo=value.tzinfo, fold=value.fold)
     elif isinstance(value, dt.timedelta):
-        plain = dt.timedelta(value.days, value.seconds, value.microseconds)
-    if plain is not value and plain != value and value == value:
+        base = dt.timedelta(value.days, value.seconds, value.microseconds)
+    if base is not value and base != value and value == value:
         raise ValueError("its class has another value")
-    return plain
+    return base
 
 
 def _in_microseconds(t: pa.DataType) -> pa.DataType:

@@ -22,8 +22,8 @@ def concat(tables: Sequence[pa.Table], schema: Schema[Any, Any, Any]) -> pa.Tabl
 
 def joined(tables: Sequence[pa.Table], schema: Schema[Any, Any, Any]) -> pa.Table:
     """As `concat`; small results are copied into one chunk, since work on many chunks costs more."""
-    whole = concat(tables, schema)
-    return whole.combine_chunks() if len(tables) > 1 and whole.nbytes <= JOINED_BYTES_MAX else whole
+    table = concat(tables, schema)
+    return table.combine_chunks() if len(tables) > 1 and table.nbytes <= JOINED_BYTES_MAX else table
 
 
 def at_time(table: pa.Table, time: Time, schema: Schema[Any, Any, Any]) -> pa.Table:
@@ -31,7 +31,7 @@ def at_time(table: pa.Table, time: Time, schema: Schema[Any, Any, Any]) -> pa.Ta
     field = schema.arrow_schema.field("time")
     scalar = int64_scalar(time) if isinstance(time, int) else pa.scalar(time, field.type)
     rows = table.num_rows
-    column = pa.repeat(scalar, rows) if rows else pa.nulls(0, field.type)  # Arrow repeats no list zero times
+    column = pa.repeat(scalar, rows) if rows else pa.nulls(0, field.type)  # `repeat` makes no empty lists
     columns = [table.column("key"), table.column("val"), column, table.column("diff")]
     return pa.table(columns, schema=schema.arrow_schema)
 
@@ -49,19 +49,19 @@ def whole(column: Any) -> pa.Array:
 
 
 def _rejoined(chunks: Sequence[pa.Array]) -> pa.Array | None:
-    """The chunks as one array without a copy, if they are slices of one that follow each other."""
+    """The chunks as one array without a copy, if they are adjacent slices of one array."""
     if not chunks or pa.types.is_nested(chunks[0].type):
         return None
-    places, end = _places(chunks[0]), chunks[0].offset
+    memory, end = _memory(chunks[0]), chunks[0].offset
     for chunk in chunks:
-        if chunk.offset != end or _places(chunk) != places:
+        if chunk.offset != end or _memory(chunk) != memory:
             return None
         end += len(chunk)
     start = chunks[0].offset
     return pa.Array.from_buffers(chunks[0].type, end - start, chunks[0].buffers(), offset=start)
 
 
-def _places(chunk: pa.Array) -> list[tuple[int, int] | None]:
+def _memory(chunk: pa.Array) -> list[tuple[int, int] | None]:
     return [None if buffer is None else (buffer.address, buffer.size) for buffer in chunk.buffers()]
 
 

@@ -1,8 +1,8 @@
 """Updates in the order they came, until there are enough for a part.
 
 Single rows of plain types are kept as tuples and become columns some hundreds at a time; all other updates
-come as tables. A cut copies nothing: it slices the tables, at a row found by bisection. So a cut needs no
-thread, and there is no await between the buffer and the upload.
+come as tables. Taking the first updates copies nothing: it slices the tables, at a row found by bisection. So
+it needs no thread and no await, and no other call comes between the buffer and the upload.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.convert import to_table
 from aiopersist.data.updates.sizes import goodbytes, rows_reaching
 
-ROWS_AT_ONCE = 512  # rows converted together: under a millisecond
-BYTES_AT_ONCE = 256 * 1024
-JOIN_TABLES = 64  # so many neighbouring small tables are joined: each costs kilobytes of its own
-JOIN_BYTES = 512 * 1024  # or so many bytes of them, which takes less than a millisecond
-SMALL_ROWS = 8192  # a table of at least so many rows, or of `JOIN_BYTES`, is not joined
+TUPLES_MAX = 512  # rows that wait as tuples: converted in under a millisecond
+TUPLES_BYTES_MAX = 256 * 1024
+JOIN_TABLES = 64  # small neighbouring tables to join: each costs kilobytes of its own
+JOIN_BYTES = 512 * 1024  # of fewer small tables to join, which takes less than a millisecond
+SMALL_ROWS = 8192  # a small table has fewer rows, and fewer bytes than `JOIN_BYTES`
 
 Row = tuple[Any, Any, Any, int]
 
@@ -29,7 +29,7 @@ class Buffer:
 
     def __init__(self, schema: Schema[Any, Any, Any]) -> None:
         self._schema = schema
-        self._tables: deque[tuple[pa.Table, int]] = deque()
+        self._tables: deque[tuple[pa.Table, int]] = deque()  # with their goodbytes
         self._rows: list[Row] = []
         self._rows_bytes = 0
         self._small: list[tuple[pa.Table, int]] = []
@@ -48,7 +48,7 @@ class Buffer:
         self._rows_bytes += size
         self.rows += 1
         self.goodbytes += size
-        if len(self._rows) >= ROWS_AT_ONCE or self._rows_bytes >= BYTES_AT_ONCE:
+        if len(self._rows) >= TUPLES_MAX or self._rows_bytes >= TUPLES_BYTES_MAX:
             self._convert()
 
     def take_reaching(self, target: int) -> pa.Table:
@@ -61,9 +61,9 @@ class Buffer:
             if size + table_size >= target:
                 rows = rows_reaching(table, target - size)
                 if rows < table.num_rows:
-                    rest = table.slice(rows)
-                    self._tables.appendleft((rest, goodbytes(rest)))
-                    table, table_size = table.slice(0, rows), table_size - self._tables[0][1]
+                    table, rest = table.slice(0, rows), table.slice(rows)
+                    self._tables.appendleft((rest, rest_size := goodbytes(rest)))
+                    table_size -= rest_size
             tables.append(table)
             size += table_size
             self.rows -= table.num_rows

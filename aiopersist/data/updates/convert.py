@@ -5,8 +5,8 @@ Rows (an iterable of tuples) are turned into columns in bulk and encoded by the 
 and cast. Both give a table with exactly the schema's columns. Types, nulls, times (range and length) and
 diffs (64 bits) are checked here; no later code checks values.
 
-The table has memory of its own. Arrow data may be a view of memory that its owner fills again, for example a
-numpy array; rows must stay the same while they wait, and are sorted and encoded.
+The table has memory of its own: Arrow data may be a view of memory that its owner fills again, for example a
+numpy array. Rows must not change before the user's call returns.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from aiopersist.data.valid import check_table
 
 UPDATE = ("key", "val", "time", "diff")
 ROW = ("key", "val", "diff")  # the columns that `write` takes: the time is chosen later
-ROWS_AT_ONCE = 8192  # rows of an iterator that are converted together,
-BYTES_AT_ONCE = 8 * 1024 * 1024  # or fewer, if they are large
+CHUNK_ROWS = 8192  # of an iterator, converted together
+CHUNK_BYTES = 8 * 1024 * 1024  # fewer rows are converted together if they are large
 ELEMENTS_MEASURED = 1000  # of a list: a longer list is large anyway
 _FLAT = {int, float, bool, type(None), datetime}  # most values of one size
-COPIED_BYTES = 256 * 1024 * 1024  # of Arrow data that is given as a whole: copied together,
-COPIED_ROWS = 1024  # but no fewer rows: a slice counts all the bytes that it shares with others
+COPIED_BYTES = 256 * 1024 * 1024  # of Arrow data, copied together
+COPIED_ROWS = 1024  # at least, copied together: a slice counts all bytes that it shares with other slices
 
 
 def to_table(
@@ -107,7 +107,7 @@ class RowBuffer:
         """Add a copy of the row, since an iterator may reuse one list. Returns whether the buffer is full."""
         self.rows.append(tuple(row) if isinstance(row, list) else row)
         self._bytes += rough_bytes(row)
-        return len(self.rows) >= ROWS_AT_ONCE or self._bytes >= BYTES_AT_ONCE
+        return len(self.rows) >= CHUNK_ROWS or self._bytes >= CHUNK_BYTES
 
     def take(self) -> list[Any]:
         rows, self.rows, self._bytes = self.rows, [], 0
@@ -164,7 +164,7 @@ def _batches(value: Any) -> Any:
         return [value]
     if isinstance(value, pa.Table):
         batches = value.to_batches()
-        return _together(batches) if batches else [_no_rows(value)]
+        return _as_tables(batches) if batches else [_no_rows(value)]
     try:
         if hasattr(value, "__arrow_c_stream__"):
             return pa.RecordBatchReader.from_stream(value)
@@ -177,8 +177,8 @@ def _batches(value: Any) -> Any:
         raise InvalidUpdate(f"no table of updates: {e}") from e
 
 
-def _together(batches: Iterable[Any]) -> Iterator[pa.Table]:
-    """Small batches joined to tables, since each chunk costs trips to a thread. Not for streams, which may
+def _as_tables(batches: Iterable[Any]) -> Iterator[pa.Table]:
+    """Small batches as fewer tables, since each one is sent to a thread and back. Not for streams, which may
     reuse the memory of a batch for the next."""
     group: list[Any] = []
     size = 0
@@ -220,7 +220,7 @@ def _iterable(updates: Any) -> Iterable[Any]:
 
 
 def _rows(updates: Any) -> Sequence[Any]:
-    """The rows as an own list or tuple: the truth and length of other classes cannot be trusted."""
+    """The rows as a list or tuple: a subclass may have another length and truth than its rows."""
     if isinstance(updates, list | tuple) and type(updates) in (list, tuple):
         return updates
     return [tuple(row) if isinstance(row, list) else row for row in _iterable(updates)]
@@ -321,7 +321,8 @@ def _from_arrow(
     for field in fields:
         try:
             columns.append(cast_column(nested[field.name], field))
-            _check_stored(columns[-1], field.name, schema)
+            if field.name in ("key", "val"):
+                (schema.key if field.name == "key" else schema.val).check_stored(columns[-1])
         except Refusal as e:
             raise Refusal(e.row, f"{field.name}: {e.reason}") from e
     result = _copied(pa.table(columns, pa.schema(fields)))
@@ -330,14 +331,9 @@ def _from_arrow(
     return result
 
 
-def _check_stored(column: Any, name: str, schema: Schema[Any, Any, Any]) -> None:
-    if name in ("key", "val"):
-        (schema.key if name == "key" else schema.val).check_stored(column)
-
-
 def _copied(table: pa.Table) -> pa.Table:
-    """The table in memory of its own. By a filter, since an empty list may have a child array whose offset
-    lies beyond its buffers; IPC, which is faster, fails there."""
+    """The table in memory of its own. IPC is faster than a filter, but fails for lists: an empty one may have
+    a child array whose offset lies beyond its buffers."""
     if not table.num_rows:
         return empty_table(table.schema)
     if any(_has_lists(field.type) for field in table.schema):
@@ -353,7 +349,8 @@ def _has_lists(t: pa.DataType) -> bool:
 
 
 def _nested(table: pa.Table, fields: list[pa.Field]) -> dict[str, Any]:
-    """The columns of the table by the names of the fields: a column itself, or a struct of flat columns."""
+    """The columns by the names of the fields. A struct is one column, or one *flat* column for each of its
+    fields."""
     names = table.column_names
     if len(set(names)) < len(names):
         raise Refusal(-1, f"a column name appears twice: {names}")
@@ -378,7 +375,7 @@ def _nested(table: pa.Table, fields: list[pa.Field]) -> dict[str, Any]:
 
 
 def _is_flat(column: pa.Field, field: pa.Field) -> bool:
-    """Whether `column` is not the struct `field` itself, but a field of the same name within it."""
+    """Whether `column` is the field of that name within the struct `field`, and not the struct."""
     t = field.type
     if not pa.types.is_struct(t) or t.get_field_index(field.name) < 0:
         return False

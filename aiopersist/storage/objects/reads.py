@@ -119,8 +119,8 @@ class ObjectReads(Consensus):
         )
 
     def _saw_head(self, key: str, seqno: int, floor: int, known_before: int | None) -> None:
-        """This is the head, and `known` was known before it was looked for: a greater one is gone, so the
-        bucket was restored from a backup, or the key removed."""
+        """Remember the head. If an earlier look saw a greater one, the bucket was restored from a backup, or
+        the key was removed."""
         if known_before is not None and seqno < known_before:
             for memory in self._heads, self._tails, self._recent, self._unfinished:
                 memory.forget(key)

@@ -132,9 +132,9 @@ class Truncation(NamedTuple):
 
 def truncate(connection: sqlite3.Connection, key: str, seqno: int) -> Truncation:
     """Raise the floor to `seqno`, if it is lower, and delete one slice of the rows below."""
-    head = _head_seqno(connection, key)
-    if head is None or seqno > head:
-        raise ValueError(f"cannot truncate {key!r} at {seqno}: its head is {head}")
+    newest = _head_seqno(connection, key)
+    if newest is None or seqno > newest:
+        raise ValueError(f"cannot truncate {key!r} at {seqno}: its head is {newest}")
     before = max(0, *connection.execute("SELECT -min(seqno) FROM versions WHERE key = ?", (key,)).fetchone())
     floor = max(before, seqno)
     earliest, end = _slice(connection, key, floor)

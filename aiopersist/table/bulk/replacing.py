@@ -19,8 +19,8 @@ KEY = ("key",)
 def numbered(entries: pa.Table, first: int, schema: Schema[Any, Any, Any]) -> pa.Table:
     """Entries as updates, whose times are their numbers from `first` on."""
     rows = entries.num_rows
-    numbers, ones = column_of(first + np.arange(rows)), column_of(np.ones(rows, np.int64))
-    columns = [entries.column("key"), entries.column("val"), numbers, ones]
+    times, ones = column_of(first + np.arange(rows)), column_of(np.ones(rows, np.int64))
+    columns = [entries.column("key"), entries.column("val"), times, ones]
     return pa.Table.from_arrays(columns, schema=schema.arrow_schema)
 
 
@@ -136,8 +136,8 @@ def _last_only(entries: pa.Table) -> pa.Table:
     if not same.any():
         return entries
     groups = np.cumsum(np.concatenate([[False], ~same]))
-    numbered = np.concatenate([numbers(chunk) for chunk in entries.column("time").chunks])
-    last = np.lexsort((numbered[order], groups))[np.flatnonzero(np.concatenate([~same, [True]]))]
+    times = np.concatenate([numbers(chunk) for chunk in entries.column("time").chunks])
+    last = np.lexsort((times[order], groups))[np.flatnonzero(np.concatenate([~same, [True]]))]
     return entries.take(column_of(order[last]))
 
 

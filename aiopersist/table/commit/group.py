@@ -59,7 +59,7 @@ from aiopersist.table.view.view import View
 from aiopersist.write.append import append_all
 from aiopersist.write.pending import PendingAppend
 
-OPERATIONS_MAX = 4096  # in a group: bounds the time for which a group keeps the loop busy
+GROUP_MAX = 4096  # operations in a group: bounds the time for which a group keeps the loop busy
 LOOKS_AT_ONCE = 16  # heads read at the same time
 ANSWERS_AT_ONCE = 256  # calls that go on in one turn of the loop
 NOTHING: nullcontext[None] = nullcontext()
@@ -155,7 +155,7 @@ class TableCommits:
 
     async def _carry_out_next(self) -> None:
         async with self.turn:
-            await self._carry_out(self._queue.take(OPERATIONS_MAX))
+            await self._carry_out(self._queue.take(GROUP_MAX))
 
     async def decided(self) -> None:
         """Return once the group that was begun before this call has happened, or never will."""
@@ -304,7 +304,7 @@ class TableCommits:
                 if tidying := [view.tidying for view, _ in tables if view.tidying]:
                     await asyncio.wait(tidying)
             else:  # it takes long
-                commits = [view.committed(p.lower, upper, p.writes.changes) for view, p in tables]
+                commits = [view.own_commit(p.lower, upper, p.writes.changes) for view, p in tables]
                 async with AsyncExitStack() as prepared:
                     for apply in [await prepared.enter_async_context(commit) for commit in commits]:
                         apply()

@@ -1,4 +1,4 @@
-"""Operations on one table: their reads and writes, by key. Pure.
+"""Operations on tables: their reads and writes, by key. Pure.
 
 An operation runs against `Cells`, which record its reads. It runs again only if these have changed.
 """

@@ -291,7 +291,7 @@ class Plan:
 
 
 TABLES_MAX = 8  # below the speculation: each read compares them
-OPERATIONS_MAX = 512  # in the speculation: bounds the time for which it keeps the loop busy
+SPECULATED_MAX = 512  # operations in the speculation: bounds the time for which it keeps the loop busy
 
 
 class Speculation:
@@ -309,7 +309,7 @@ class Speculation:
         """The tables below it, and the version of each view."""
         self._new: list[PendingOperation] = []
         """Operations that came last, and are not applied yet."""
-        self._room = OPERATIONS_MAX
+        self._room = SPECULATED_MAX
         self._is_stale = False
 
     def planned(self, overlays: Mapping[Participant, Overlay]) -> None:
@@ -358,8 +358,8 @@ class Speculation:
     def _begin(self) -> None:
         self._versions_below = dict(self._planned_versions)
         self._overlays = {}
-        self._new = list(islice(self._undecided(), OPERATIONS_MAX))
-        self._room = OPERATIONS_MAX
+        self._new = list(islice(self._undecided(), SPECULATED_MAX))
+        self._room = SPECULATED_MAX
         self.version += 1
 
     def _add(self, operation: PendingOperation) -> None:

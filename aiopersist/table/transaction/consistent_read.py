@@ -46,8 +46,8 @@ class ConsistentRead:
         return self._are_recorded(participants) or _is_prefix(participants)
 
     def _are_recorded(self, participants: Iterable[TableParticipant]) -> bool:
-        for participant in participants:  # noqa: SIM110  # each read calls it, and a generator takes longer
-            if self._foreign.get(participant) != participant.view.foreign:
+        for participant in participants:  # each read calls it, and a generator takes longer
+            if self._foreign.get(participant) != participant.view.foreign_changes:
                 return False
         return True
 
@@ -70,7 +70,7 @@ class ConsistentRead:
                     break
                 if number >= CLOSES_AFTER:
                     await self._close(participants, min(AHEAD_S * 2 ** (number - CLOSES_AFTER), AHEAD_MAX_S))
-            self._foreign = {participant: participant.view.foreign for participant in participants}
+            self._foreign = {participant: participant.view.foreign_changes for participant in participants}
 
     async def _close(self, participants: Collection[TableParticipant], ahead_s: float) -> None:
         """Close the tables whose upper is behind a change of another one."""
@@ -87,7 +87,7 @@ def _last_change(participants: Iterable[TableParticipant]) -> Antichain:
     """The frontier before which all changes in these views lie."""
     last = Antichain(0)
     for participant in participants:
-        last = last.join(participant.view.changed)
+        last = last.join(participant.view.changes_upper)
     return last
 
 

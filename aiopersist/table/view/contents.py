@@ -289,7 +289,7 @@ def next_base(
 ) -> Antichain:
     """The frontier at which to look keys up from now on: behind the batches that have updates before `base`,
     since a look-up reads their parts in any case. It is `upper` if recent changes take much memory, or if
-    `base` is old, since a hold there would keep since back for long."""
+    `base` is old, since a hold there would keep since from moving for long."""
     is_old = last_before(upper) - last_before(base) > BASE_AGE_US
     if is_old or recent_bytes > bytes_max / RECENT_SHARE:
         return upper

@@ -1,7 +1,7 @@
 """The contents of a table by key, as of the newest upper that this process knows.
 
 The upper of a view never moves back. To *catch up* with a newer state, the view fetches the updates since its
-upper, as a listen does. It applies own commits without reading them.
+upper. It applies own commits without reading them.
 
 A *resident* view has all contents in memory, below `settings.table_resident_bytes`. Any other view has a part
 of them (`contents.py`) and looks up other keys in the shard as of its base (`lookup.py`). A hold keeps the
@@ -9,10 +9,10 @@ history at the base.
 
 - A caller that needs keys *keeps* them, and fetches those that are not in memory. A kept key stays in memory
   unless the view begins anew; the caller checks that before it goes on.
-- A look-up awaits. Its result is used for keys that are still missing, if the view has not begun anew
-  meanwhile: a key that changed has its new value already.
-- The base moves forward to save memory, and when a compaction has merged recent parts with older ones, so
-  that a look-up reads few parts. Results do not depend on the base.
+- While a look-up waits, a key may change and get its new value, or the view may begin anew. So the result is
+  used only for keys that are still missing, and only if the view has not begun anew.
+- The base moves forward in two cases: to save memory; and after a compaction has merged recent parts with
+  older ones, so that a look-up reads few parts. Results do not depend on the base.
 - If new batches are too large to read, the view begins anew behind them, without any key.
 """
 
@@ -35,8 +35,18 @@ from aiopersist.shard.hold import HistoryPin
 from aiopersist.shard.instant import as_int
 from aiopersist.state.model import State
 from aiopersist.table.schema import TableSchema
-from aiopersist.table.view import contents as bounds
-from aiopersist.table.view.contents import ChangedKeys, Contents, FullView, KeysInUse, PartialView
+from aiopersist.table.view.contents import (
+    ChangedKeys,
+    Contents,
+    FullView,
+    KeysInUse,
+    PartialView,
+    contents_at_most,
+    is_too_large,
+    may_fit,
+    next_base,
+    surely_fits,
+)
 from aiopersist.table.view.lookup import LookUps, add_all, full_view_of, look_up
 
 
@@ -51,8 +61,8 @@ class View:
         self.resident = resident
         self.upper = minimum(None)
         """Everything before this frontier is in the view."""
-        self.changed = minimum(None)
-        """All its changes lie before this frontier, which is at most `upper`."""
+        self.changes_upper = minimum(None)
+        """All changes of the contents lie before this frontier, which is at most `upper`."""
         self.contents: Contents = FullView()
         self._in_use = KeysInUse()
         self._look_ups = LookUps(session.shard.stack.supervisor, self._look_up)
@@ -62,13 +72,13 @@ class View:
         """Merges changes and evicts keys, if that takes several turns of the loop."""
         self._outgrown: float = inf
         """The least size of a state whose contents did not fit into memory so far."""
-        self._judged, self._fits_again = -1, False
-        """The version of the state that was judged last, and whether its contents surely fit."""
+        self._fits_at, self._fits_again = -1, False
+        """The last version whose size was looked at, and whether its contents surely fit."""
         self.version = 0
         """Rises with every change of the contents, and when a resident view ceases to be one."""
-        self.foreign = 0
+        self.foreign_changes = 0
         """Rises with every change of another process."""
-        self._changed = ChangedKeys()
+        self._changed_keys = ChangedKeys()
 
     @property
     def is_resident(self) -> bool:
@@ -95,7 +105,7 @@ class View:
 
     async def catch_up(self) -> None:
         """Bring the view to the newest state that this process knows. Requests only for parts in blobs."""
-        if not self.is_behind and not self._should_return:
+        if not self.is_behind and not self._should_become_resident:
             return
         async with self._turn:
             while self.is_behind:
@@ -103,22 +113,22 @@ class View:
                     await self._catch_up(self.session.shard.state)
                 except (LeaseExpired, SinceViolation):  # the hold was lost
                     await self._begin()
-            if self._should_return:
+            if self._should_become_resident:
                 await self._begin()
 
     @asynccontextmanager
-    async def committed(
+    async def own_commit(
         self, lower: Antichain, upper: Antichain, changes: Mapping[str, str | None]
     ) -> AsyncIterator[Callable[[], None]]:
-        """A commit of this process moved `lower` to `upper`, with these changes: yields what applies them."""
+        """A commit of this process moved `lower` to `upper`. Yields a function that applies its changes."""
         takes_long = len(changes) > SLICE_ROWS and not self._turn.locked()
         async with self._turn if takes_long else nullcontext():  # so that nobody reads them meanwhile
-            yield await self._applying(lower, upper, changes)
+            yield await self._application(lower, upper, changes)
             await self._wait_until_tidy()
 
     def changed_since(self, version: int) -> set[str] | None:
         """The keys that changed after that version; `None` if they are forgotten."""
-        return set() if version == self.version else self._changed.since(version)
+        return set() if version == self.version else self._changed_keys.since(version)
 
     def close(self) -> None:
         """Drop the hold."""
@@ -171,16 +181,13 @@ class View:
                         self.session, self.table_schema, shard.state, as_of, pin.reader, keys
                     )
             except (LeaseExpired, SinceViolation):
-                await self._begin_instead_of(contents)
+                async with self._turn:
+                    if self.contents is contents:
+                        await self._begin()
             else:
                 for start in range(0, len(keys), SLICE_ROWS):
                     contents.cache(keys[start : start + SLICE_ROWS], vals)
                     await self.session.shard.stack.runtime.sleep(0)
-
-    async def _begin_instead_of(self, contents: Contents) -> None:
-        async with self._turn:
-            if self.contents is contents:
-                await self._begin()
 
     # --- its beginning ---------------------------------------------------------------------------
 
@@ -190,25 +197,26 @@ class View:
         while True:
             state = await session.shard.open()
             try:
-                if state.upper != minimum(None) and self._may_fit(state):
-                    await self._load()
+                fits = may_fit(state, self._bytes_max) if self.resident is None else self.resident
+                if fits and state.upper != minimum(None):
+                    await self._begin_with_all()
                 else:
                     pin = await session.need(hold_for(state.upper, None), None)
-                    self._begin_with(self._unread(), session.shard.state.upper, pin)
+                    self._replace_contents(self._unread(), session.shard.state.upper, pin)
             except SinceViolation:
                 continue
             return
 
-    def _begin_with(self, contents: Contents, upper: Antichain, pin: HistoryPin) -> None:
+    def _replace_contents(self, contents: Contents, upper: Antichain, pin: HistoryPin) -> None:
         self.close()
-        self.contents, self.upper, self.changed, self._pin = contents, upper, upper, pin
-        self._judged = -1
+        self.contents, self.upper, self.changes_upper, self._pin = contents, upper, upper, pin
+        self._fits_at = -1
         self._forget_changes()
         self._bound()
 
     def _forget_changes(self) -> None:
-        self.version, self.foreign = self.version + 1, self.foreign + 1
-        self._changed.clear()
+        self.version, self.foreign_changes = self.version + 1, self.foreign_changes + 1
+        self._changed_keys.clear()
 
     def _unread(self) -> Contents:
         """The contents at the newest state, without a read: of a part, no key."""
@@ -216,7 +224,7 @@ class View:
         is_empty = upper == minimum(None) and self.resident is not False
         return FullView() if is_empty else PartialView(upper, self._in_use)
 
-    async def _load(self) -> None:
+    async def _begin_with_all(self) -> None:
         """Read all contents, or begin with none of them if they do not fit."""
         session = self.session
         async with await session.snapshot(None, wait=False) as snapshot:
@@ -232,13 +240,13 @@ class View:
                 session.hold.drop(pin)
                 raise
         if full_view is None:
-            self._begin_with(self._unread(), session.shard.state.upper, pin)
+            self._replace_contents(self._unread(), session.shard.state.upper, pin)
         else:
-            self._begin_with(full_view, upper, pin)
+            self._replace_contents(full_view, upper, pin)
 
     async def _read_all(self, snapshot: Snapshot[Any, Any], state: State) -> FullView | None:
         """All contents; `None` if they take too much memory."""
-        stack, size = self.session.shard.stack, bounds.contents_at_most(state)
+        stack, size = self.session.shard.stack, contents_at_most(state)
         if self.resident or size <= self._bytes_max:
             return await stack.compute(full_view_of, self.table_schema, await updates_of(snapshot))
         full_view = FullView()
@@ -255,19 +263,15 @@ class View:
     def _bytes_max(self) -> int:
         return self.session.shard.stack.settings.table_resident_bytes
 
-    def _may_fit(self, state: State) -> bool:
-        """Whether the contents of a state may be resident."""
-        return bounds.may_fit(state, self._bytes_max) if self.resident is None else self.resident
-
     @property
-    def _should_return(self) -> bool:
-        """Whether to become resident."""
+    def _should_become_resident(self) -> bool:
+        """Whether the view is not resident, but should be."""
         if self.is_resident or self.resident is not None:
             return bool(self.resident) and not self.is_resident
         state = self.session.shard.state
-        if state.seqno != self._judged:
-            self._judged = state.seqno
-            self._fits_again = bounds.surely_fits(state, min(self._bytes_max, self._outgrown))
+        if state.seqno != self._fits_at:
+            self._fits_at = state.seqno
+            self._fits_again = surely_fits(state, min(self._bytes_max, self._outgrown))
         return self._fits_again
 
     def _bound(self) -> None:
@@ -275,7 +279,7 @@ class View:
         if isinstance(contents := self.contents, FullView):
             too_large = self.resident is None and contents.bytes > self._bytes_max
             if too_large:
-                self._outgrown = min(self._outgrown, bounds.contents_at_most(self.session.shard.state))
+                self._outgrown = min(self._outgrown, contents_at_most(self.session.shard.state))
             if self.resident is False or too_large:
                 self.contents = PartialView(self.upper, self._in_use)
                 self.version += 1  # so that what was read is looked up again before it is compared
@@ -293,7 +297,7 @@ class View:
             self.tidying = None
 
     def _move_base(self, contents: PartialView) -> None:
-        base = bounds.next_base(
+        base = next_base(
             self.session.shard.state, contents.base, self.upper, contents.recent_bytes, self._bytes_max
         )
         if base != contents.base:
@@ -321,14 +325,14 @@ class View:
         lower, pin = self.upper, self._pin
         assert pin is not None
         self._check(lower, pin, state)
-        if not self.resident and bounds.is_too_large(
+        if not self.resident and is_too_large(
             parts_since(state, lower), self._bytes_max, resident=self.is_resident
         ):
             await self._pass_over(state)
             return
         updates = await self.session.updates_since(lower, state, pin.reader)
         changes, foreign = await self._changes(updates), updates.num_rows > 0
-        (await self._applying(lower, state.upper, changes, foreign=foreign))()
+        (await self._application(lower, state.upper, changes, foreign=foreign))()
         await self._wait_until_tidy()
 
     async def _changes(self, updates: pa.Table) -> dict[str, str | None]:
@@ -341,12 +345,12 @@ class View:
         if self.is_resident:  # perhaps a compaction merged them with older updates
             await self._begin()
             return
-        self.upper = self.changed = state.upper
+        self.upper = self.changes_upper = state.upper
         self.contents = PartialView(state.upper, self._in_use)
         self._forget_changes()
         self._hold()
 
-    async def _applying(
+    async def _application(
         self, lower: Antichain, upper: Antichain, changes: Mapping[str, str | None], *, foreign: bool = False
     ) -> Callable[[], None]:
         """A function that applies the changes between `lower` and `upper` in one turn of the loop, unless the
@@ -356,8 +360,8 @@ class View:
             after = await self.session.shard.stack.compute(contents.with_changes, changes)
 
         def apply() -> None:
-            put_in = after is not None and self.contents is contents
-            self.apply(lower, upper, changes, after if put_in else None, foreign=foreign)
+            is_current = self.contents is contents
+            self.apply(lower, upper, changes, after if is_current else None, foreign=foreign)
 
         return apply
 
@@ -370,20 +374,20 @@ class View:
         *,
         foreign: bool = False,
     ) -> None:
-        """Apply these changes, unless the view has them. `after`: the new contents, if they were made
-        before. `foreign`: another process made the changes."""
+        """Apply these changes, unless the view has them. `after`: the contents with them, if a thread made
+        them. `foreign`: another process made the changes."""
         if self.upper is not lower and self.upper != lower:
             return
         if after is not None:
             self.contents = after
         else:
             self.contents.put(changes, upper)
-        self.foreign += foreign
+        self.foreign_changes += foreign
         if changes:
             self.version += 1
-            self._changed.add(self.version, changes)
+            self._changed_keys.add(self.version, changes)
         if changes or foreign:  # a value may have changed and changed back
-            self.changed = upper
+            self.changes_upper = upper
         self.upper = upper
         self._hold()
         self._bound()

@@ -1,9 +1,10 @@
 """A world in one process, from one seed: machines that crash, stores that fail, and a clock that skips
 all waiting.
 
-`world.py` plays a scenario: an async function of a `World`. `loop.py` is its event loop, `machine.py`
-what dies in a crash, `network.py` what happens to requests, `between.py` who else answers them, `stash.py` a
-stash beside them, `worlds.py` finds a seed that fails and makes its world smaller."""
+`world` plays a scenario, an async function of a `World`; its `Weather` has the rates of faults. `loop` is the
+event loop, `machine` the part that dies in a crash, `network` the way of requests, `between` a proxy that
+answers instead of a store, `stash` a stash of the world. `worlds` finds a seed that fails, and makes its
+world smaller."""
 
 from aiopersist.testing.simulation.machine import Crashed, Machine
 from aiopersist.testing.simulation.network import CALM, STORMY, Weather

@@ -20,14 +20,14 @@ EMPTY = Antichain()
 
 @contextmanager
 def refused(*texts: str, kind: type[StashError] = StashError, fenced: bool = False) -> Iterator[None]:
-    """Expect a refusal whose message contains all of `told`."""
+    """Expect a refusal whose message contains all of `texts`."""
     with pytest.raises(kind) as caught:
         yield
     assert caught.value.is_unrecoverable is fenced
     assert [text for text in texts if text not in str(caught.value)] == [], str(caught.value)
 
 
-async def looks(stash: Stash, *collections: StashCollection[Any, Any]) -> list[Any]:
+async def visible(stash: Stash, *collections: StashCollection[Any, Any]) -> list[Any]:
     """All that readers see of the collections: entries (`None` if they cannot be read), since and upper."""
     seen = []
     for c in collections:
@@ -91,10 +91,10 @@ class StashAppend:
         await stash.append(
             [batch(b, upper=EMPTY, compact=2), batch(a, entries, upper=Antichain(7), compact=7)]
         )
-        assert await looks(other, a) == [([(("b", 2), 9, 2)], Antichain(7), Antichain(7))]
-        assert await looks(other, b) == [([(("a", 1), 3, 1)], Antichain(2), EMPTY)]
+        assert await visible(other, a) == [([(("b", 2), 9, 2)], Antichain(7), Antichain(7))]
+        assert await visible(other, b) == [([(("a", 1), 3, 1)], Antichain(2), EMPTY)]
         await other.append([batch(c, upper=4)])
-        assert await looks(stash, c) == [([(("a", 1), 4, 1)], Antichain(4), Antichain(4))]
+        assert await visible(stash, c) == [([(("a", 1), 4, 1)], Antichain(4), Antichain(4))]
         await other.append([batch(c, [(("x", 1), 4, 1)], upper=EMPTY, compact=EMPTY)])
         assert (await stash.since(c), await stash.upper(c)) == (EMPTY, EMPTY)
 
@@ -105,7 +105,7 @@ class StashAppend:
         """Wherever the bad batch stands, every collection stays as it was, and the good batches can
         follow."""
         a, b, bad = collections = await at_four(stash, other, "a", "b", "bad")
-        before = await looks(other, *collections)
+        before = await visible(other, *collections)
         good = [batch(a, [(("a", 1), 4, -1)], upper=EMPTY), batch(b, [(("b", 2), 8, 1)], upper=6)]
         for position in range(3):
             with pytest.raises(kind) as caught:
@@ -118,17 +118,17 @@ class StashAppend:
                 lower = frontier(changes["lower"])
                 assert (error.collection, error.lower, error.upper) == ("bad", lower, Antichain(4))
                 assert str(lower) in message
-            assert await looks(other, *collections) == before
+            assert await visible(other, *collections) == before
         await other.append([*good, batch(bad)])
         assert [await stash.upper(c) for c in collections] == [EMPTY, Antichain(6), Antichain(5)]
 
     async def test_a_collection_is_appended_to_once(self, stash: Stash, other: Stash) -> None:
         a, b = await at_four(stash, other, "a", "b")
-        before = await looks(other, a, b)
+        before = await visible(other, a, b)
         for again in (batch(a), batch(a, lower=5, upper=6)):
             with refused("'a'"):
                 await stash.append([batch(a), batch(b), again])
-        assert await looks(other, a, b) == before
+        assert await visible(other, a, b) == before
 
     async def test_append_wants_the_collection_to_be_known(self, stash: Stash, other: Stash) -> None:
         """Each opener must have called `collection` for it; other calls do not need that."""
@@ -137,10 +137,10 @@ class StashAppend:
         batches = [await c.make_batch(other) for c in (b, a)]
         with refused():
             await other.append(batches)
-        assert await looks(stash, a, b) == [([], Antichain(0), Antichain(0))] * 2
+        assert await visible(stash, a, b) == [([], Antichain(0), Antichain(0))] * 2
         await other.collection("a", str, int)
         await other.append(batches)
-        assert await looks(stash, a, b) == [([], Antichain(0), Antichain(1))] * 2
+        assert await visible(stash, a, b) == [([], Antichain(0), Antichain(1))] * 2
 
     async def test_of_two_appends_one_comes_first(self, stash: Stash, other: Stash) -> None:
         a, b = await at_four(stash, other, "a", "b")
@@ -163,11 +163,11 @@ class StashAppend:
         assert new_batch.entries == [(("b", 7), 4, 2), (("c", 8), 6, -1)]
         await other.append([new_batch])
         expected = [(("a", 1), 4, 1), (("b", 7), 4, 2), (("c", 8), 6, -1)]
-        assert await looks(stash, c) == [(expected, Antichain(4), Antichain(9))]
+        assert await visible(stash, c) == [(expected, Antichain(4), Antichain(9))]
 
     async def test_a_big_append_is_as_atomic(self, stash: Stash, other: Stash) -> None:
         a, b = await at_four(stash, other, "a", "b")
-        before = await looks(other, a, b)
+        before = await visible(other, a, b)
         many = [((f"{key:05}", key), 4, 1) for key in range(9000)]
         with refused("'b'", kind=StaleLower):
             await stash.append([batch(a, many), batch(b, many, lower=3)])
@@ -175,6 +175,6 @@ class StashAppend:
         with pytest.raises(InvalidUpdate) as caught:
             await stash.update_many(a, [*many, bad])
         assert caught.value.row == len(many)
-        assert await looks(other, a, b) == before
+        assert await visible(other, a, b) == before
         await stash.append([batch(a, many[::-1]), batch(b, upper=4)])
         assert await other.iter(a) == [*many, (("a", 1), 4, 1)]

@@ -25,7 +25,7 @@ from aiopersist import stash as stashes
 from aiopersist.base.errors import CodecMismatch, DiffOverflow, InvalidUpdate, InvalidUsage
 from aiopersist.base.frontier import TIME_MAX, Antichain, frontier
 from aiopersist.stash import AppendBatch, NothingSealed, Stash, StashCollection
-from aiopersist.testing.stash.append import EMPTY, StashAppend, at_four, looks, refused, sealed
+from aiopersist.testing.stash.append import EMPTY, StashAppend, at_four, refused, sealed, visible
 from aiopersist.testing.stash.owners import CHANGES, READS, StashOwners
 from aiopersist.testing.stash.typed import StashTyped
 
@@ -114,7 +114,7 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
         assert [c.name for c in created] == NAMES
         assert len({c.id for c in created}) == len(NAMES)
         assert [(await other.collection(name, str, int)).id for name in NAMES] == [c.id for c in created]
-        assert await looks(other, *created) == [([], Antichain(0), Antichain(0))] * len(created)
+        assert await visible(other, *created) == [([], Antichain(0), Antichain(0))] * len(created)
 
     async def test_a_handle_works_with_every_opener(self, stash: Stash, other: Stash, url: str) -> None:
         c = await stash.collection("c", str, int)
@@ -152,7 +152,7 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
         if type_ != list[int]:  # no keys of a dict
             assert list((await other.peek_one(one)).items()) == [(v, lines[str(v)]) for v in values]
 
-    async def test_iter_is_consolidated_and_forwarded_to_since(self, stash: Stash, other: Stash) -> None:
+    async def test_iter_is_consolidated_and_advanced_to_since(self, stash: Stash, other: Stash) -> None:
         c = await stash.collection("c", str, int)
         await stash.update_many(c, [(("b", 1), 0, 1), (("a", 2), 7, 2), (("a", 2), 0, 1), (("a", 1), 3, 1)])
         await stash.update_many(c, [(("b", 1), 0, -1), (("a", 2), 7, 1), (("a", 2), 2, -1), (("c", 0), 1, 0)])
@@ -172,7 +172,7 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
     async def test_an_update_is_at_or_beyond_upper(self, stash: Stash, other: Stash) -> None:
         (c,) = await at_four(stash, other, "c")
         await stash.update(c, ("b", 2), 4, 1)
-        before = await looks(other, c)
+        before = await visible(other, c)
         for entry in [(("a", 1), 3, 1), (("a", 1), 0, -1)]:
             with refused("'c'", "{2}", "{4}"):
                 await stash.update(c, *entry)
@@ -181,11 +181,11 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
         await stash.seal(c, EMPTY)
         with refused("'c'", "{2}", "{}"):
             await stash.update(c, ("a", 1), TIME_MAX, 1)
-        assert [entries for entries, *_ in await looks(other, c)] == [entries for entries, *_ in before]
+        assert [entries for entries, *_ in await visible(other, c)] == [entries for entries, *_ in before]
 
     async def test_bad_values_write_nothing(self, stash: Stash, other: Stash) -> None:
         (c,) = await at_four(stash, other, "c")
-        before = await looks(other, c)
+        before = await visible(other, c)
         for kind, entry in BAD_ENTRIES.items():
             with pytest.raises(InvalidUpdate, match="'c'") as caught:
                 await stash.update_many(c, [(("a", 1), 5, 1), entry])
@@ -194,7 +194,7 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
         for waiting in (stash.update(c, (bad, 1), 5, 1), stash.iter_key(c, bad), stash.peek_key_one(c, bad)):
             with pytest.raises(InvalidUpdate, match="'c'"):
                 await waiting
-        assert await looks(other, c) == before
+        assert await visible(other, c) == before
 
     async def test_frontiers_advance(self, stash: Stash, other: Stash) -> None:
         (c,) = await at_four(stash, other, "c")
@@ -256,13 +256,13 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
                 c.append_to_batch(new_batch, str(key % 20), time, 1)
             await stash.append([new_batch])
             assert await other.peek(c) == sorted((str(key), time, 3) for key in range(20))
-        before = await looks(other, c)
+        before = await visible(other, c)
         assert len(before[0][0]) == 20 * (1 + 2 * 2)
         await stash.consolidate(c)
-        assert await looks(other, c) == before
+        assert await visible(other, c) == before
         await stash.compact(c, 8)
         await other.consolidate_batch([c, idle, c])
-        assert await looks(stash, c) == [
+        assert await visible(stash, c) == [
             ([((str(k), 7), 8, 3) for k in sorted(map(str, range(20)))], Antichain(8), Antichain(8))
         ]
 
@@ -273,7 +273,7 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
         await stash.compact_batch([(b, 4), (a, 1), (a, 2)])
         for nothing in (stash.seal_batch, stash.compact_batch, stash.consolidate_batch):
             await nothing([])
-        assert await looks(other, a, b) == [
+        assert await visible(other, a, b) == [
             ([], Antichain(2), Antichain(5)),
             ([], Antichain(4), Antichain(4)),
         ]
@@ -281,7 +281,7 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
             await stash.seal_batch([(a, 6), (b, 3), (c, 9), (b, 9)])
         with refused("'b'", "{5}", "{4}"):
             await stash.compact_batch([(a, 3), (b, 5), (c, 0)])
-        assert await looks(other, b, c) == [
+        assert await visible(other, b, c) == [
             ([], Antichain(4), Antichain(4)),
             ([], Antichain(0), Antichain(0)),
         ]
@@ -379,7 +379,7 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
     async def test_closed(self, stash: Stash, other: Stash) -> None:
         """Closing is idempotent and concerns no other handle; all writes stay."""
         (c,) = await at_four(stash, other, "c")
-        before = await looks(other, c)
+        before = await visible(other, c)
         new_batch = await c.make_batch(stash)
         await stash.aclose()
         await stash.aclose()
@@ -389,4 +389,4 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
         for waiting in (stash.migrate([]), stash.confirm_leadership()):
             with pytest.raises(InvalidUsage):
                 await waiting
-        assert await looks(other, c) == before
+        assert await visible(other, c) == before

@@ -1,4 +1,4 @@
-"""The part of `StashConformance` about modes, owners and migrations."""
+"""The part of `StashConformance` about modes, owners and migrations. A take-over *fences* earlier openers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,7 +11,7 @@ from aiopersist.base.errors import CodecMismatch, InvalidUsage
 from aiopersist.base.frontier import Antichain
 from aiopersist.base.runtime import SYSTEM
 from aiopersist.stash import AppendBatch, Stash, StashCollection, StashError, TypedCollection
-from aiopersist.testing.stash.append import Collection, looks, refused
+from aiopersist.testing.stash.append import Collection, refused, visible
 
 USERS = TypedCollection("users", str, int)
 
@@ -59,7 +59,7 @@ class StashOwners:
     """Needs the fixtures `url`, `stash` (the owner) and `other` (a shared opener)."""
 
     async def test_a_take_over_fences_whoever_came_before(self, url: str, stash: Stash, other: Stash) -> None:
-        """All transactions of earlier openers are refused for ever; `append([])` is no transaction."""
+        """All transactions of earlier openers are refused for ever; `append([])` needs none."""
         await USERS.upsert_key(stash, "a", 1)
         c = await USERS.get(other)
         new_batch = await c.make_batch(stash)
@@ -67,7 +67,7 @@ class StashOwners:
             await earlier.confirm_leadership()
         async with stashes.open(url) as owner:
             await USERS.upsert_key(owner, "a", 2)
-            before = await looks(owner, c)
+            before = await visible(owner, c)
             for earlier in (stash, other):
                 for call in (READS | CHANGES).values():
                     with refused(fenced=True):
@@ -78,10 +78,10 @@ class StashOwners:
                     await earlier.confirm_leadership()
                 await earlier.append([])
             await owner.confirm_leadership()
-            assert await looks(owner, c) == before
+            assert await visible(owner, c) == before
             assert (await owner.collection("new", str, int)).id > c.id
         async with stashes.open(url, exclusive=False) as shared:
-            assert await looks(shared, c) == before
+            assert await visible(shared, c) == before
             with refused(fenced=True):
                 await stash.upper(c)
 
@@ -127,12 +127,12 @@ class StashOwners:
             c = await USERS.get(first)
             await USERS.upsert(first, [("b", 2), ("a", 1)])
             await first.update(c, ("a", 1), 9, 5)
-            before = await looks(first, c)
+            before = await visible(first, c)
             assert await first.migrate([lambda tx: tx.peek(c)]) == 1
         for _ in range(2):
             async with stashes.open(url) as again:
                 assert await USERS.get(again) == c
-                assert await looks(again, c) == before
+                assert await visible(again, c) == before
                 assert await again.migrate([never]) == 1
 
     async def test_read_only(self, url: str, stash: Stash) -> None:
@@ -140,7 +140,7 @@ class StashOwners:
         await USERS.upsert_key(stash, "a", 1)
         async with stashes.open(url, readonly=True) as reader:
             c = await USERS.get(reader)
-            before = await looks(stash, c)
+            before = await visible(stash, c)
             new_batch = await c.make_batch(reader)
             for call in CHANGES.values():
                 with refused():
@@ -149,7 +149,7 @@ class StashOwners:
                 await reader.migrate([never])
             with refused("'new'"):
                 await reader.collection("new", str, int)
-            assert await looks(reader, c) == before
+            assert await visible(reader, c) == before
             async with stashes.open(url) as owner:
                 await USERS.upsert_key(owner, "a", 2)
                 await reader.confirm_leadership()
@@ -164,7 +164,7 @@ class StashOwners:
         async with stashes.open(url, savepoint=True) as trial:
             c = await USERS.get(trial)
             await USERS.upsert_key(stash, "later", 1)
-            before = await looks(stash, c)
+            before = await visible(stash, c)
             assert await USERS.peek_one(trial) == {"a": 1}
             await trial.confirm_leadership()
             new_batch = await c.make_batch(trial)
@@ -180,15 +180,15 @@ class StashOwners:
                 await trial.confirm_leadership()
                 await trial.update(c, ("b", 5), 50, 1)
                 assert (("b", 5), 50, 1) in await trial.iter(c)
-                assert await looks(owner, c) == before
+                assert await visible(owner, c) == before
                 for name in ("new", "migrated"):
                     with refused(f"'{name}'"):
                         await reader.collection(name, str, int)
                 assert await owner.migrate([]) == 0
 
     async def test_a_handle_that_was_never_written(self, url: str, stash: Stash) -> None:
-        """A handle of a collection that a savepoint made is not taken for a later collection with the same
-        id, or with the same id and name."""
+        """A collection that a savepoint made is not confused with a later one of the same id, or of the same
+        id and name."""
         async with stashes.open(url, savepoint=True) as trial:
             stray, other = await trial.collection("stray", str, int), await trial.collection("c", str, str)
         first = await stash.collection("first", str, int)
@@ -201,7 +201,7 @@ class StashOwners:
             await stash.update(stray, ("a", 1), 0, 1)
         with pytest.raises(CodecMismatch, match="'c'"):
             await stash.update(other, ("a", "b"), 0, 1)
-        assert await looks(stash, first) == await looks(stash, c)
+        assert await visible(stash, first) == await visible(stash, c)
 
     async def test_where_no_stash_is(self, url: str) -> None:
         """A readonly opener and a savepoint make no stash."""

@@ -12,7 +12,7 @@ from aiopersist.base.frontier import Antichain
 from aiopersist.data.lazy import pa
 from aiopersist.data.types.schema import Codec
 from aiopersist.stash import NothingSealed, StaleLower, Stash, TableTransaction, TypedCollection, transact
-from aiopersist.testing.stash.append import looks, refused, sealed
+from aiopersist.testing.stash.append import refused, sealed, visible
 
 Users = TypedCollection[str, int]
 Write = Callable[[Users, Stash], Awaitable[Any]]
@@ -126,7 +126,7 @@ class StashTyped:
         await stash.seal(c, 5)
         await stash.compact(c, 5)
         assert await USERS.insert_without_overwrite(stash, "a", 9) == 1
-        assert await looks(other, c) == [([(("a", 1), 5, 1)], Antichain(5), Antichain(6))]
+        assert await visible(other, c) == [([(("a", 1), 5, 1)], Antichain(5), Antichain(6))]
         await stash.seal(c, Antichain())
         with refused("'users'"):
             await USERS.upsert_key(stash, "a", 9)
