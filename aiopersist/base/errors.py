@@ -175,8 +175,7 @@ class SinceViolation(Error):
 
 
 class NotReadable(Error):
-    """Time `as_of` is not complete: wait until `upper` has passed it. `as_of=None`: nothing was appended
-    yet."""
+    """Time `as_of` is not complete: wait until `upper` has passed it. `as_of=None`: without any append."""
 
     def __init__(self, as_of: object, upper: object, *, shard_id: str | None = None) -> None:
         what = "nothing was appended yet" if as_of is None else f"as_of {as_of} is not complete"

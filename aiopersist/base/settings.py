@@ -124,8 +124,7 @@ class Settings(BaseModel, frozen=True, extra="forbid"):
 
     # Tables
     table_resident_bytes: NonNegativeInt = 64 * MIB
-    """Memory of one table in a client, which is resident up to this size; else its new and recently used
-    keys."""
+    """Memory of one table in a client, resident up to this size; else new and recently used keys."""
 
     # Maintenance
     compaction_memory_bytes: PositiveInt = 256 * MIB

@@ -64,8 +64,7 @@ class Supervisor:
         self._waits_from = asyncio.get_running_loop().time()
 
     def patience_s(self) -> float:
-        """How long to wait for the release of a resource: `RELEASE_DEADLINE_S`, for all of an end
-        together."""
+        """How long to wait for the release of a resource: `RELEASE_DEADLINE_S` for all of an end."""
         if self._waits_from is None:
             return RELEASE_DEADLINE_S
         return max(self._waits_from + RELEASE_DEADLINE_S - asyncio.get_running_loop().time(), 0.0)

@@ -43,8 +43,7 @@ class Threads:
 
     async def run(self, work: Callable[[], T]) -> T:
         """The result of `work`, which runs in a thread, in the context of the caller. After a cancellation
-        the caller stops waiting; running work continues, and its result is dropped; waiting work never
-        runs."""
+        the caller stops waiting; running work continues without a result; waiting work never runs."""
         self.process.check()
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self.most, self._name)

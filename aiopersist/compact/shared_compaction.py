@@ -124,8 +124,7 @@ class SharedCompaction(Resource):
 
     async def apply(self, results: Sequence[bytes]) -> bool:
         """Replace the inputs by the results of all pieces; whether that was applied. `False`: the inputs have
-        changed, or the claim is lost. `InvalidUpdate` unless there is one result of each piece. One
-        commit."""
+        changed, or the claim is lost. `InvalidUpdate` unless each piece has one result. One commit."""
         with self._scope.call():
             if self._work is None or self._registration is None:
                 return False

@@ -101,8 +101,7 @@ class StreamsMaintenance:
         return requests
 
     async def round(self) -> tuple[list[CompactionRequest], Exception | None]:
-        """All work of a step; its compaction requests and first failure. Raises only if it could not
-        begin."""
+        """All work of a step; its compaction requests and first failure. Raises only if none began."""
         failures: list[Exception] = []
         try:
             async with self._turn:
@@ -246,8 +245,7 @@ class StreamsMaintenance:
         return self._core.large_work if context.is_large(parts) else nullcontext()
 
     async def _explained(self, error: Exception) -> Exception:
-        """The error to raise for `error`: a blob may be missing because another instance has taken over and
-        deleted it."""
+        """The error to raise for `error`: another instance may have taken over and deleted a blob."""
         if not isinstance(error, Corruption | LeaseExpired):
             return error
         try:

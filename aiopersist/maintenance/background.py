@@ -55,8 +55,7 @@ class Maintenance:
         self._looking: asyncio.Task[None] | None = None
 
     def add(self, shard: Shard) -> None:
-        """Be ready to maintain `shard`, and do so in the background after commits. It keeps its tasks
-        alive."""
+        """Be ready to maintain `shard`, in the background after commits. It keeps its tasks alive."""
         tasks = self._shards[shard.id] = ShardTasks(shard, self._limits)
         shard.register.on_commit = tasks.begin_due if self._background else tasks.ignore
         if self._background and self._looking is None:

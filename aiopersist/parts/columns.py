@@ -1,5 +1,4 @@
-"""Rows as columns, converted on worker threads in slices (`data/updates/slices.py`): the event loop keeps
-running."""
+"""Rows as columns, converted on worker threads in slices (`data/updates/slices.py`): the loop runs on."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -63,8 +63,7 @@ class Piece(Record, frozen=True, kw_only=True):
 
 
 def checked_shard(shard: str, piece: Piece) -> str:
-    """`shard`; `InvalidUpdate` if it is no id of a shard, or if a part of the piece is invalid, or belongs to
-    another shard."""
+    """`shard`; `InvalidUpdate` if it is no id, or a part of the piece is invalid, or of another shard."""
     for part in (part for batch in piece.runs for part in batch.parts):
         check_part(part)
     try:

@@ -98,8 +98,7 @@ async def rewrite(
     on_rows: Callable[[int], None] = lambda rows: None,
 ) -> Rewritten:
     """Read the selected updates of sorted runs, and write them as one run. `on_rows` gets the number of
-    further rows. After an error the written blobs are deleted. Requests for each part that is read or
-    written."""
+    further rows. After an error the written blobs are deleted. Requests for each part read or written."""
     is_little = goodbytes_of(runs) <= whole_bytes(shard.stack.settings)
     with nullcontext(shard.stack) if is_little else shard.stack.on_one_thread() as stack:
         output = output_for(shard, stack, target)

@@ -118,8 +118,7 @@ class ReadHandle(Resource, Generic[K, V]):
         `NotReadable` instead. `SinceViolation` at once if history at `as_of` is no longer held. No request if
         this process knows that the time is complete.
 
-        `None` is the greatest complete time, by one linearizable read; `NotReadable` at once if nothing was
-        appended yet.
+        `None` is the greatest complete time, by one linearizable read; `NotReadable` if nothing was appended.
 
         On a wall clock `as_of` may be an aware `datetime`, as any time argument may. A moment that has passed
         is complete at once: if nobody has written since, this makes an empty append (one commit more). A

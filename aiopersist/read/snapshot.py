@@ -141,8 +141,7 @@ class Snapshot(PinnedRead, Generic[K, V]):
     async def rows(self, where: Any = None, *, columns: Columns) -> list[tuple[Any, ...]]: ...
 
     async def rows(self, where: Any = None, columns: Columns | None = None) -> list[Any]:
-        """All contents, as `(key, val, diff)` in the types of the schema; `where` and `columns` as in
-        `to_arrow`."""
+        """All contents, as `(key, val, diff)` in types of the schema; `where`, `columns` as in `to_arrow`."""
         with self._scope.call():
             query = self._query(where, columns)
             return await self._rows_of(await self._contents(query), query)

@@ -171,8 +171,7 @@ class KnownNames(Generic[Id]):
         """The ids by name."""
 
     async def look(self, stack: Stack) -> bool:
-        """Update the names; returns whether any changed. A request for the keys, and one for some hundred of
-        them."""
+        """Update the names; returns whether any changed. A request for all keys, and one per some hundred."""
         if self._resting is None:
             from aiopersist.shard.resting import read_resting
 

@@ -131,8 +131,7 @@ async def _read(attempt: Attempt) -> None:
 
 async def _write(attempts: Sequence[Attempt], *, own_task: bool = True) -> bool:
     """Write all these versions; returns whether they are ours. `StorageUnavailable` if they were surely not
-    written. After any other error, or a cancellation, the outcome is unknown, and the attempts stay in their
-    slots."""
+    written. After any other error, or a cancellation, it is unknown, and the attempts stay in their slots."""
     stack, ours = attempts[0].register.stack, False
     began = stack.runtime.monotonic()
     for attempt in attempts:

@@ -56,8 +56,7 @@ async def lost(races: Mapping[Register, int | None]) -> bool:
 
 def refused(register: Register, expected: object) -> None:
     """An append at the upper `expected` was refused, since another client's came first. If that happens
-    repeatedly, each time at another upper, ask for a slot in the background, since the caller must not
-    wait."""
+    repeatedly, each time at another upper, ask for a slot in the background: the caller must not wait."""
     refusals, now = register.refusals, register.stack.runtime.monotonic()
     if expected == register.refused_at:  # its caller has not read the new upper: a slot would not help
         return

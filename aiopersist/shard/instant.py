@@ -105,8 +105,7 @@ def _counts_instants(upper: Antichain) -> bool:
 
 
 def duration_of(text: str) -> timedelta | None:
-    """The duration of a text like `90s` or `7d`; `None` for other texts. `OverflowError` if it is too
-    long."""
+    """The duration of a text like `90s` or `7d`; `None` for other texts; `OverflowError` if too long."""
     match = _DURATION.fullmatch(text)
     return None if match is None else timedelta(seconds=float(match[1]) * UNITS_S[match[2]])
 

@@ -98,8 +98,7 @@ class Register:
         return self.state
 
     async def lost(self, head: Versioned) -> bool:
-        """Our commit lost its race: take the version that came with the answer. Returns whether it is
-        newer."""
+        """Our commit lost its race: take the version in the answer. Returns whether it is newer."""
         sent = self.state
         if sent is None or head.seqno <= sent.seqno:
             return False

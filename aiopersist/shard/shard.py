@@ -88,8 +88,7 @@ class Shard:
         return self._schemas[schema_id]
 
     def as_stored(self, schema: Schema[K, V, Any]) -> Schema[K, V, Any]:
-        """`schema` in the shard's encoding of texts and bytes; `CodecMismatch` if the shard does not have
-        it."""
+        """`schema` in the shard's encoding of texts and bytes; `CodecMismatch` if it has another."""
         schemas = [self.schema(schema_id) for schema_id in sorted(self.state.schemas, reverse=True)]
         if any(stored.same_as(schema) for stored in schemas):
             return schema

@@ -304,8 +304,7 @@ class SparkClient(Resource):
 
     def release(self, *dfs: "DataFrame") -> None:
         """End the leases of these DataFrames; without arguments, of all so far. Do not use them, or
-        DataFrames derived from them, afterwards. `InvalidUsage` of kind `CLOSED` for a DataFrame without a
-        lease."""
+        DataFrames derived from them, afterwards. `InvalidUsage` of kind `CLOSED` for one without a lease."""
         with self._lock:
             leased = {id(df): (df, read) for df, read in self._reads}
             if any(id(df) not in leased for df in dfs):

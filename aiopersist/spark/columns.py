@@ -120,8 +120,7 @@ class Columns:
             yield from self.of(piece, at).to_batches()
 
     def of(self, table: pa.Table | pa.RecordBatch, at: int | None = None) -> pa.Table:
-        """The columns of updates, or of contents at `at`. `InvalidUpdate` for a negative diff to be
-        repeated."""
+        """The columns of updates, or of contents at `at`. `InvalidUpdate` for a negative diff to repeat."""
         if self._expand:
             table = repeated(table)
         arrays_by_name = {name: _column(table, source) for name, source in self._sources.items()}

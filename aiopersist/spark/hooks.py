@@ -154,8 +154,7 @@ def _run_here(work: Any, jobs: Sequence[tuple[Any, ...]]) -> list[StagedTask | T
 
 def abort_writes(location: SparkLocation, writes: Iterable[GrantedWrite]) -> None:
     """Spark also calls `abort` after `commit` raised or died, when the append may have happened or may
-    follow. So this deletes no staged batch. It ends the writers; a sweep then deletes what was not
-    appended."""
+    follow. So this only ends the writers; a sweep then deletes batches that were not appended."""
     client = bridge().client(location)
 
     async def abandon_all() -> None:

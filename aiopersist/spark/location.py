@@ -37,8 +37,7 @@ class SparkLocation(NamedTuple):
         consensus: Any = None,
         settings: Settings | None = None,
     ) -> "SparkLocation":
-        """`InvalidLocation` for stores that cannot travel: an instance, a store in memory, a URL with a
-        secret."""
+        """`InvalidLocation` for stores that cannot travel: instances, stores in memory, URLs with secrets."""
         text = None if settings is None else json.dumps(settings.model_dump(mode="json", exclude_unset=True))
         if location is None and blob is None and consensus is None:
             return cls(settings=text)

@@ -1,5 +1,4 @@
-"""Structured streaming over shards: a source with frontiers as offsets, and a sink that writes each batch
-once.
+"""Structured streaming over shards: a source with frontiers as offsets; a sink that writes batches once.
 
 *Source.* An offset is `{"time": t, "shard": id}`: everything before `t` of that shard was delivered. A new
 shard with the same name is another shard. A batch always ends between two times, regardless of limits. Two

@@ -81,8 +81,7 @@ def worker_client(location: SparkLocation) -> Client:
 
 def makes_a_table() -> bool:
     """Whether this task's write creates a table of Spark. No option distinguishes it from `save(path)`, but
-    Spark runs it as an inner execution. In a `foreachBatch` all executions are inner ones: there the answer
-    is no."""
+    Spark runs it as an inner execution. In a `foreachBatch` all executions are inner: there it is `False`."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

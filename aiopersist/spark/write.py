@@ -63,8 +63,7 @@ class WriteJob:
             return await self._append_timed(writer, batches, staged)
 
     async def _replace(self, writer: Writer, batches: list[Batch], staged: Sequence[StagedTask]) -> int:
-        """Append with retractions of the contents; after another writer's append, retract its changes,
-        too."""
+        """Append with retractions of the contents; after an append of others, retract its changes, too."""
         new = [] if self._spec.mode == DELETE else batches
         replacement = Replacement(
             self._client, self._location, self._plan, self._run, self._tasks, writer, staged

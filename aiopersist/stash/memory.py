@@ -162,8 +162,7 @@ class MemoryStore(Store):
 
 
 class DraftStore(MemoryStore):
-    """A stash in memory that begins as a copy, and gathers its changes. Nobody shares it, so it needs no
-    tokens."""
+    """A stash in memory that begins as a copy, and gathers its changes. Not shared, so without tokens."""
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(StashTables.of(loaded))

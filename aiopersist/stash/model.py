@@ -132,8 +132,7 @@ class StoreChange:
     expected: Mapping[int, int]
     moves: Mapping[int, Move]
     created: tuple[Stored, ...] = ()
-    """New collections, with their first frontiers and rows; refused if the id or the name is there
-    already."""
+    """New collections, with their first frontiers and rows; refused if an id or a name exists."""
     version: tuple[int, int] | None = None
     """How many migration steps were done before, and after. Such a change must name every collection of
     the stash."""

@@ -78,8 +78,7 @@ class StashSession:
     # --- reading ---------------------------------------------------------------------------------
 
     async def load(self, select: Select) -> Loaded:
-        """The selected collections, at one moment; `Fenced` if another opener had taken over by then. One
-        request."""
+        """The selected collections, at one moment; `Fenced` if another opener has taken over. One request."""
         loaded = await self._retry.repeat("stash.load", lambda: self.store.load(select))
         if loaded is None:
             raise StashError("the stash is gone")
@@ -162,8 +161,7 @@ class StashSession:
         )
 
     async def aclose(self) -> None:
-        """Wait for a change under way, then remove the opener's row, unless one of its changes is in
-        doubt."""
+        """Wait for a change under way, then remove the opener's row, unless a change is in doubt."""
         with suppress(StorageUnavailable, Indeterminate, TimeoutError):  # a later opener does it
             async with asyncio.timeout(RELEASE_DEADLINE_S):
                 await self._quiet()

@@ -21,8 +21,7 @@ T = TypeVar("T")
 
 
 class SqliteStore(Store):
-    """The stash `name` in the file at `path`. Without `writes` the store creates neither, and needs no right
-    to write."""
+    """The stash `name` in the file at `path`. Without `writes` it creates neither, and only reads."""
 
     def __init__(self, path: str | os.PathLike[str], name: str, runtime: Runtime, *, writes: bool) -> None:
         self._path = path

@@ -244,8 +244,7 @@ def consolidate(connection: sqlite3.Connection, stash: str, cid: int) -> int:
 
 
 def _sum(connection: sqlite3.Connection, here: tuple[str, int], name: str, since: Any) -> None:
-    """A sum of 64-bit diffs may need more than 64 bits, which SQLite refuses: so it sums halves of 32
-    bits."""
+    """SQLite refuses a sum of diffs that needs more than 64 bits: so it sums halves of 32 bits."""
     groups = connection.execute(
         "SELECT key, val, max(time, ?) AS at, sum(diff >> 32), sum(diff & 4294967295), group_concat(rowid), "
         "sum((typeof(key), typeof(val), typeof(time), typeof(diff)) "

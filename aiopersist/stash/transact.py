@@ -69,8 +69,7 @@ async def transact(stash: Stash, change: Callable[..., T], /, *tables: TypedColl
     function, not a coroutine, and have no other effects. An error that it raises ends the transaction, and
     nothing is written. Nothing is appended to a table that it did not change; a value that it changed in
     place is changed. `StashError` if two keys of a table would be stored as one. A table in which nothing was
-    sealed is empty. `change` itself must keep a rule of uniqueness. Two requests; one if nothing is
-    changed."""
+    sealed is empty. `change` itself must keep a rule of uniqueness. Two requests; one without changes."""
     stash._session.writing()
     collections = [await table.get(stash) for table in tables]
     if len({c.id for c in collections}) < len(collections):

@@ -30,8 +30,7 @@ def versions_are_contiguous(before: State, after: State) -> bool:
 
 
 def batches_are_contiguous(state: State) -> bool:
-    """Each batch begins where the one before ends, and ordinals rise: no update is missing or counted
-    twice."""
+    """Each batch begins where the last one ends, and ordinals rise: no update is missing or repeated."""
     ordinals = list(state.batches)
     batches = list(state.batches.values())
     return all(a < b for a, b in pairwise(ordinals)) and all(a.upper == b.lower for a, b in pairwise(batches))

@@ -43,8 +43,7 @@ class HollowBatch(Record, frozen=True, kw_only=True):
     runs: tuple[int, ...] = ()
     """The index of the first part of every run but the first."""
     uncompacted: int | None = field(default=None, name="loose")
-    """The number of updates with times beyond its since, which may cancel once since passes them. `None`:
-    all."""
+    """The number of updates with times beyond since, which may cancel once since passes them; `None`: all."""
 
     @property
     def description(self) -> Description:
@@ -112,8 +111,7 @@ class LeasedReader(Record, frozen=True, kw_only=True):
 
 
 def are_known_earlier(readers: Iterable[LeasedReader]) -> bool:
-    """Whether versions of the library with only `FORMAT_OF_MOST` can read these records: each holds a
-    version."""
+    """Whether releases with only `FORMAT_OF_MOST` can read these records: each holds a version."""
     return all(reader.seqno_hold is not None for reader in readers)
 
 

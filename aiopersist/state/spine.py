@@ -17,8 +17,7 @@ level has room when a batch enters: before a second batch can enter level `k`, a
 holds must come, with `FUEL` times as much fuel as its merge needs. The work is O(n log n): each update is
 merged once per level.
 
-Fuel is a counter that only rises, and each merge is *due* at a value of it. So an append changes one number
-only.
+Fuel is a counter that only rises, and each merge is *due* at a value of it. So an append changes one number.
 
 The structure and the argument are those of differential dataflow's `spine_fueled.rs` (McSherry).
 """

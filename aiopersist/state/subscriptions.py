@@ -278,8 +278,7 @@ def _waits_since(
 def with_new_updates(
     state: State, changed: Mapping[str, SubscriptionRecord], now: float
 ) -> dict[str, SubscriptionRecord]:
-    """The changed records after an append: each subscription that may expire now has updates to
-    acknowledge."""
+    """The changed records after an append: subscriptions that may expire now have updates to acknowledge."""
     records = {**state.subscriptions, **changed}
     begin = {
         key: record.replace(waits_since=now)

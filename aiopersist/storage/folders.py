@@ -130,8 +130,7 @@ def _is_folder(path: str) -> bool:
 
 
 def make_root(folder: str, scheme: str, make: Callable[[str], None] = make_folder) -> None:
-    """Make a folder that a URL of this scheme names; `InvalidLocation` if it, or a folder above it, is no
-    folder."""
+    """Make a folder that a URL of this scheme names; `InvalidLocation` if it, or one above it, is a file."""
     try:
         make(folder)
     except (FileExistsError, NotADirectoryError) as error:

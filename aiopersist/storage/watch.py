@@ -32,8 +32,7 @@ class Watch(ABC):
 
     @abstractmethod
     async def moved(self) -> set[str]:
-        """Wait for hints and return their keys; add a key again for its next hint. An error loses no hint:
-        call again."""
+        """Wait for hints and return their keys; add a key again for its next hint. An error loses no hint."""
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -129,8 +129,7 @@ class Feed(Resource, Generic[K, V]):
         return ColumnsStep(rows, step.cursor, step.contents, self._table_schema, self._texts)
 
     async def _open(self) -> UpdateFeed[K, V]:
-        """The updates, opened if they are not. Calls share an opening. If the feed is closed meanwhile, so
-        are the updates."""
+        """The updates, opened if they are not. Calls share an opening. If the feed closes, so do they."""
         async with self._opening:
             if self._updates is None and not self._closed:
                 self._updates = await self._open_updates()

@@ -294,8 +294,7 @@ class OpenTables:
 
 
 def _copied(values: tuple[T, ...]) -> tuple[T, ...]:
-    """A copy, or the values themselves if no copy is equal: a class may convert its arguments, such as euros
-    to cents."""
+    """A copy, or the values themselves if no copy is equal: a class may convert its arguments."""
     with suppress(Exception):  # values that cannot be copied or compared
         copies = deepcopy(values)
         if copies == values:

@@ -161,8 +161,7 @@ def _parse_key(text: str, t: pa.DataType) -> Any:
 
 
 def with_prefix(text: str, t: pa.DataType) -> tuple[Any, Any]:
-    """The first key with a prefix, and the condition for all of them; `ValueError` for keys without
-    prefixes."""
+    """The first key with a prefix, and the condition for all of them; `ValueError` if keys have none."""
     if not (pa.types.is_string(t) or pa.types.is_binary(t)):
         raise ValueError(f"keys of type {t} have no prefixes")
     first = parse_key(text, t)

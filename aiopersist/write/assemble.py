@@ -1,5 +1,4 @@
-"""Makes one hollow batch of the staged batches of an append: checks their bounds, and truncates their parts.
-Pure."""
+"""Makes one hollow batch of the staged ones of an append: checks bounds, and truncates parts. Pure."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

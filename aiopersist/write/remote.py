@@ -1,5 +1,4 @@
-"""Batches that other processes build: one process registers a writer and appends, others stage batches under
-it.
+"""Batches that other processes build: one registers a writer and appends, others stage batches under it.
 
 `w.to_transmittable()` names the writer. `builder_from_transmittable` opens a builder under it in any
 process. Its batch comes back as bytes (`Batch.to_transmittable`), and that writer or another appends it. So a

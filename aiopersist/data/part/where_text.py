@@ -302,7 +302,7 @@ def _holds(of: Any, value: Decimal) -> bool:
 
 
 def _floor(value: Decimal, of: Any) -> pa.Scalar:
-    """The greatest number of that type up to the value; `OverflowError`, or an error of Arrow, if there is
+    """The greatest number of that type up to the value. `OverflowError` or an Arrow error if there is
     none."""
     if value and value.adjusted() > DIGITS_MAX:
         raise OverflowError

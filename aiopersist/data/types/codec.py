@@ -306,8 +306,8 @@ def _class_of(t: pa.DataType) -> type[Plain]:
 
 
 def check_storable(t: pa.DataType, depth: int = DEPTH_MAX) -> None:
-    """`TypeError` for a type of Arrow that Parquet or polars lacks: its values could never be in a blob, or
-    never be sorted."""
+    """`TypeError` for a type of Arrow that Parquet or polars lacks: its values could not be stored or
+    sorted."""
     if pa.types.is_nested(t):
         if not depth:
             raise TypeError(f"cannot store more than {DEPTH_MAX} lists and structs within each other")

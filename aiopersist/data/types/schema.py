@@ -44,8 +44,7 @@ class PlainTypes(NamedTuple):
     makers: tuple[Callable[[Sequence[Any]], pa.Array], ...]
     """Make the columns."""
     encoders: tuple[Callable[[Sequence[Any]], Buffers], ...] | None
-    """Make the buffers of the columns, if all are `made_by_buffers`: then rows are converted without
-    imports."""
+    """Make the buffers of the columns, if all are `made_by_buffers`. Then rows need no imports."""
     templates: dict[int, Any]
     """Templates of messages by their number of rows: see `data/part/message.py`."""
 

@@ -349,8 +349,7 @@ def _has_lists(t: pa.DataType) -> bool:
 
 
 def _nested(table: pa.Table, fields: list[pa.Field]) -> dict[str, Any]:
-    """The columns by the names of the fields. A struct is one column, or one *flat* column for each of its
-    fields."""
+    """The columns by the names of the fields. A struct is one column, or a *flat* column for each field."""
     names = table.column_names
     if len(set(names)) < len(names):
         raise Refusal(-1, f"a column name appears twice: {names}")

@@ -43,8 +43,7 @@ class CloudPlace(NamedTuple):
 
     @property
     def takes_any_list(self) -> bool:
-        """Whether the driver takes every document for a list: one that is none, as a page for people, is a
-        list of nothing."""
+        """Whether the driver takes every document for a list: one for people becomes a list of nothing."""
         return self.scheme != "az"
 
     @property

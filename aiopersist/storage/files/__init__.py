@@ -1,2 +1,1 @@
-"""A blob store in a folder: `blob` keeps the contract; `open_folders` has the open folders that files move
-into."""
+"""A blob store in a folder: `blob` keeps the contract; `open_folders` has its open folders."""

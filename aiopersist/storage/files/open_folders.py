@@ -31,8 +31,7 @@ class OpenFolders:
     @contextmanager
     def opened(self, folder: str) -> Iterator[int]:
         """A descriptor of the folder, which is made durably if it does not exist. The folder may be removed
-        at any time: then making it, or a move into it, is a `FileNotFoundError`. `forget` it and try
-        again."""
+        at any time: then making it, or a move into it, is a `FileNotFoundError`. `forget` it and retry."""
         fd = self._opened_before(folder)
         if fd is None:
             fd = self._open(folder)

@@ -52,8 +52,7 @@ def is_code(text: str) -> bool:
 
 
 def code_in(body: str) -> str:
-    """The code of the store in the body of an answer; empty if the store has not written that body, or it is
-    not whole."""
+    """The code of the store in the body of an answer; empty if the body is not the store's, or not whole."""
     match = _ERROR.fullmatch(body)
     return match[1] if match else ""
 

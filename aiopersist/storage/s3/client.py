@@ -36,7 +36,7 @@ OPTIONS = frozenset({"endpoint", "region", "access_key", "secret_key", "session_
 
 
 class S3Client:
-    """Requests to `bucket`, below `prefix`. `what` names the store in errors; `clock` hears the dates of the
+    """Requests to `bucket`, below `prefix`. `what` names the store in errors; `clock` gets dates of
     answers."""
 
     def __init__(

@@ -54,8 +54,7 @@ def is_damaged(error: BaseException) -> bool:
 
 
 def check_own(answer: Mapping[str, Any], member: str, *, is_empty: bool = False) -> None:
-    """`ForeignAnswer` unless a success has what the store's own has: that member, and no body if
-    `is_empty`."""
+    """`ForeignAnswer` unless a success looks like the store's own: that member, no body if `is_empty`."""
     headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     if member not in answer or (is_empty and headers.get("content-length", "0") != "0"):
         raise answers.ForeignAnswer

@@ -144,8 +144,7 @@ class SqliteConsensus(SqliteReads):
         return _Moves(connection, self._hints, self._heard, self._runtime.wall())
 
     async def _announce(self) -> bool:
-        """Announce the listener, once. True if this call did it: keys that moved before came without a
-        hint."""
+        """Announce the listener, once. True if this call did it: keys that moved before gave no hint."""
         if self._announced:
             return False
         row = (self._hints.id, self._hints.listener.listen())

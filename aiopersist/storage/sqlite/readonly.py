@@ -52,8 +52,7 @@ class NoFile(StorageUnavailable):
 
 
 class SqliteReader:
-    """Reads the SQLite file at `path`; `NoFile` if it is not there. `prepare` is called with each new
-    connection."""
+    """Reads the SQLite file at `path`; `NoFile` if it is not there. `prepare` gets each new connection."""
 
     def __init__(
         self, path: str | os.PathLike[str], runtime: Runtime, prepare: Callable[[sqlite3.Connection], None]
@@ -66,8 +65,7 @@ class SqliteReader:
         self._thread = WorkerThread("aiopersist-sqlite-read", self._run_group)
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` in the reading thread. Its statements see one state of the file only within one
-        transaction."""
+        """Run `work` in the reading thread. Its statements see one state only within a transaction."""
         return await self._thread.run(lambda _: self._read(work))
 
     async def version(self) -> object:

@@ -6,8 +6,7 @@ keys share one commit. It has two layers over the views: the plan that is being 
 that wait for the next group, in their order.
 
 It may be wrong: another client may come first, and an operation may be cancelled, or fail. The group commit
-compares the reads of a transaction with the views, so a wrong speculation costs an attempt, never a wrong
-result.
+compares the reads of a transaction with the views, so a wrong speculation costs only an attempt.
 
 No body may see values that never existed at one moment. Therefore
 
@@ -166,8 +165,7 @@ class ShardPlan(Struct, eq=False):
         return bool(self.joins or writes.changes or self.hashes or self.transactions or writes.rows)
 
     def check(self) -> None:
-        """Raise if the shard cannot take the commit: it is closed or dropped, or its schema is newer than
-        the writer's."""
+        """Raise if the shard cannot take the commit: it is closed or dropped, or has a newer schema."""
         if not self.lower.elements:
             shard_id = self.participant.shard.id
             if self.participant.state.finalized:
@@ -295,8 +293,7 @@ SPECULATED_MAX = 512  # operations in the speculation: bounds the time for which
 
 
 class Speculation:
-    """See the header. One per client. `undecided` gives the operations that are in no plan, in their
-    order."""
+    """See the header. One per client. `undecided` gives the operations that no plan has, in order."""
 
     def __init__(self, undecided: Callable[[], Iterable[PendingOperation]]) -> None:
         self._undecided = undecided

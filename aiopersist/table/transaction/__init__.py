@@ -1,3 +1,2 @@
 """Transactions over tables. `transact` runs attempts of a body, `transaction` is the argument of the body,
-`consistent_read` brings views to one moment, and `snapshot_transaction` reads while others write without
-pause."""
+`consistent_read` brings views to one moment, `snapshot_transaction` reads while others write all the time."""

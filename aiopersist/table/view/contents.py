@@ -151,8 +151,7 @@ class PartialView:
     def __init__(self, base: Antichain, in_use: KeysInUse) -> None:
         self.base = base
         self._incoming: Mapping[str, str | None] = {}
-        """The changes of the last `put`, until all are merged. They override the other values of their
-        keys."""
+        """The changes of the last `put`, until all are merged. They override other values."""
         self._incoming_before = base
         self._unmerged: Iterator[tuple[str, str | None]] = iter(())
         self.bytes = 0
@@ -207,8 +206,7 @@ class PartialView:
             self.bytes += _size(key, val)
 
     def move(self, base: Antichain) -> None:
-        """Look up as of `base` from now on; it is at most the upper. `tidy` makes the recent keys before it
-        cached ones."""
+        """Look up as of `base`, at most the upper, from now on. `tidy` caches the recent keys before it."""
         self.base = base
 
     def tidy(self, bytes_max: float) -> bool:

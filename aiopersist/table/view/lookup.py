@@ -1,5 +1,4 @@
-"""The reads of a view: all contents, or single keys. Statistics of parts, then of row groups, tell where a
-key may be.
+"""The reads of a view: all contents, or single keys. Statistics tell where a key may be.
 
 A key of a table that is compacted to one run costs at most two requests: for the index of a part, unless it
 was read lately, and for a row group. A compaction leaves the history of a key in one part. Only a history

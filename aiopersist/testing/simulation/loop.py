@@ -171,8 +171,7 @@ NEVER_IMPORTED = ("cli", "demo", "fastapi", "spark", "testing", "web")  # by the
 
 @cache  # to look for modules takes longer than to play a small world
 def import_library() -> None:
-    """Import all that calls import on demand: earlier imports of the process must not change the order of
-    steps."""
+    """Import all that calls import on demand: earlier imports must not change the order of steps."""
     for package in pkgutil.iter_modules(sys.modules["aiopersist"].__path__, "aiopersist."):
         if package.ispkg and package.name.rpartition(".")[2] not in NEVER_IMPORTED:
             for module in pkgutil.walk_packages(import_module(package.name).__path__, f"{package.name}."):

@@ -109,8 +109,7 @@ class Machine:
     def open(
         self, *, settings: Settings | None = None, maintenance: bool = True, readonly: bool = False
     ) -> Opening[Client]:
-        """A client of the world's location, on this machine. Open and use it in work that was given to
-        `start`."""
+        """A client of the world's location, on this machine. Open and use it in work given to `start`."""
         return open_client(
             blob=SimulatedBlob(self._around.blob, self._line),
             consensus=SimulatedConsensus(self._around.consensus, self._line),
@@ -137,8 +136,7 @@ class Machine:
         return Opening(open_stash, "machine.stash(...)")
 
     def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
-        """Begin work on this machine. The future has its result, or `Crashed`. Cancelling it changes
-        nothing."""
+        """Begin work on this machine. The future has its result, or `Crashed`; to cancel it has no effect."""
         ended: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._running[ended] = None
         context = copy_context()
@@ -160,8 +158,7 @@ class Machine:
         return ended
 
     def crash(self) -> None:
-        """End everything that runs on it, now. Work that is started later runs on the machine started
-        anew."""
+        """End everything that runs on it, now. Work that is started later starts it anew."""
         self._around.network.counts["crashed"] += 1
         self._around.network.note(self.name, "crashes")
         self._life.is_over = True

@@ -1,5 +1,4 @@
-"""What happens to the requests of a machine: each goes over the network by itself, whatever becomes of
-its caller.
+"""What happens to the requests of a machine: each goes its way, whatever becomes of its caller.
 
 A request whose caller is cancelled, or whose machine crashes, goes on: it may land afterwards. No answer
 lies: `StorageUnavailable` says that nothing happened, `Indeterminate` that nobody knows

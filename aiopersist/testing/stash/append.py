@@ -102,8 +102,7 @@ class StashAppend:
     async def test_a_bad_batch_anywhere_changes_nothing(
         self, stash: Stash, other: Stash, changes: dict[str, Any], kind: type[Exception]
     ) -> None:
-        """Wherever the bad batch stands, every collection stays as it was, and the good batches can
-        follow."""
+        """Wherever the bad batch stands, no collection changes, and the good batches can follow."""
         a, b, bad = collections = await at_four(stash, other, "a", "b", "bad")
         before = await visible(other, *collections)
         good = [batch(a, [(("a", 1), 4, -1)], upper=EMPTY), batch(b, [(("b", 2), 8, 1)], upper=6)]

@@ -322,8 +322,7 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
         assert seen[4:] == [[("a", 5, 2)], [("a", 5, 2), ("c", 1, 1)]]
 
     async def test_one_val_per_key(self, stash: Stash, other: Stash) -> None:
-        """A key with more or less than one value is an error, also when read alone; other keys can be
-        read."""
+        """A key with more or less than one value is an error, also alone; other keys can be read."""
         c = await stash.collection("c", str, int)
         good = [("b", 1, 1), ("a", 2, 1)]
         await sealed(stash, c, good)

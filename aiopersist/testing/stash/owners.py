@@ -187,8 +187,7 @@ class StashOwners:
                 assert await owner.migrate([]) == 0
 
     async def test_a_handle_that_was_never_written(self, url: str, stash: Stash) -> None:
-        """A collection that a savepoint made is not confused with a later one of the same id, or of the same
-        id and name."""
+        """A savepoint's collection is not confused with a later one of the same id, or id and name."""
         async with stashes.open(url, savepoint=True) as trial:
             stray, other = await trial.collection("stray", str, int), await trial.collection("c", str, str)
         first = await stash.collection("first", str, int)
