@@ -191,7 +191,7 @@ async def _ended(process: Process) -> None:
 
 
 def _environment(options: DemoOptions, directory: Path | None) -> dict[str, str]:
-    """Variables with the location, for other processes: a URL may have a password, which a list of processes shows."""
+    """Variables with the location, for other processes: URLs may have passwords; command lines are public."""
     if directory is not None:
         return {**os.environ, "AIOPERSIST_LOCATION": str(directory.absolute())}
     stores = {"AIOPERSIST_BLOB": options.blob or "", "AIOPERSIST_CONSENSUS": options.consensus or ""}

@@ -152,7 +152,7 @@ class StashConformance(StashAppend, StashTyped, StashOwners):
         if type_ != list[int]:  # no keys of a dict
             assert list((await other.peek_one(one)).items()) == [(v, lines[str(v)]) for v in values]
 
-    async def test_iter_is_consolidated_and_advanced_to_since(self, stash: Stash, other: Stash) -> None:
+    async def test_iter_is_consolidated_and_forwarded_to_since(self, stash: Stash, other: Stash) -> None:
         c = await stash.collection("c", str, int)
         await stash.update_many(c, [(("b", 1), 0, 1), (("a", 2), 7, 2), (("a", 2), 0, 1), (("a", 1), 3, 1)])
         await stash.update_many(c, [(("b", 1), 0, -1), (("a", 2), 7, 1), (("a", 2), 2, -1), (("c", 0), 1, 0)])
