@@ -204,7 +204,7 @@ def judged_clock(ahead_s: float) -> Finding:
     return Finding("clock", result)
 
 
-UNSAFE = {
+UNSAFE_FACTS = {
     ("consensus fsync", "off"): "a crash of the server loses commits, or its database: set fsync = on",
     ("consensus full_page_writes", "off"): "a power failure may tear pages: set full_page_writes = on",
     ("consensus synchronous_commit", "off"): "a crash of the server loses commits",
@@ -219,7 +219,7 @@ SQLITE_OLD = "fine for aiopersist; if other programs write the file, too, rare d
 
 def judged_fact(what: str, value: str) -> Finding:
     """A fact of a store; unusual if it may lose data."""
-    advice = UNSAFE.get((what, value), "")
+    advice = UNSAFE_FACTS.get((what, value), "")
     name, _, number = value.partition(" ")
     if (what, name) == ("consensus store", "SQLite") and tuple(map(int, number.split("."))) < SQLITE_SOUND:
         advice = SQLITE_OLD

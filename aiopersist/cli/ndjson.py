@@ -30,7 +30,7 @@ LINE_BYTES_MAX = 256 * 1024 * 1024  # four times the default limit of an update
 LEVELS_MAX = 64  # of lists and structs; a schema has at most 32, Arrow crashes beyond a few thousand
 BOM = b"\xef\xbb\xbf"
 BLANKS = b" \t\r\n"
-LONG = re.compile(rb"\d{16,}")  # a float holds any shorter integer
+LONG_INTEGER = re.compile(rb"\d{16,}")  # a float holds any shorter integer
 NO_OBJECT = re.compile(rb"\n[ \t\r]*+[^{ \t\r\n]")
 BLANK = re.compile(rb"\n[ \t\r]*+(?=\n)")
 TEXT = re.compile(rb'"(?:[^"\\\n]++|\\.)*+"')
@@ -94,7 +94,7 @@ def _check_integers(block: bytes, columns: Any) -> None:
     row = 0
     for line in block.split(b"\n"):
         row += bool(line.strip(BLANKS))
-        if LONG.search(line):
+        if LONG_INTEGER.search(line):
             try:
                 row_of_values = json.loads(line)
             except ValueError as error:  # Python reads a few thousand digits at most

@@ -25,7 +25,7 @@ from aiopersist.data.types.nested import Instances
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 INT64 = range(-(2**63), 2**63)
-SLICE_ROWS = 4096  # about a millisecond: other threads run between the slices
+TEXTS_AT_ONCE = 4096  # about a millisecond: other threads run between the slices
 
 Plainly = Callable[[Any], Any]
 """From a value to one that `json` writes, or back. `LookupError` for a value that needs a column."""
@@ -157,8 +157,8 @@ def texts_of(field: Field, values: Sequence[Any]) -> list[str] | None:
     """The texts of all `values`; `None` if one of them needs a column."""
     texts: list[str] = []
     try:
-        for at in range(0, len(values), SLICE_ROWS):
-            texts += _texts(field, values[at : at + SLICE_ROWS])
+        for at in range(0, len(values), TEXTS_AT_ONCE):
+            texts += _texts(field, values[at : at + TEXTS_AT_ONCE])
     except (LookupError, ValueError, AttributeError, Refusal):  # also a lone surrogate
         return None
     return texts
@@ -168,8 +168,8 @@ def values_of(field: Field, texts: Sequence[str]) -> list[Any] | None:
     """The values of all `texts`; `None` if one of them needs a column."""
     values: list[Any] = []
     try:
-        for at in range(0, len(texts), SLICE_ROWS):
-            part = texts[at : at + SLICE_ROWS]
+        for at in range(0, len(texts), TEXTS_AT_ONCE):
+            part = texts[at : at + TEXTS_AT_ONCE]
             plain = from_json(f"[{','.join(part)}]")
             if len(plain) != len(part):
                 return None

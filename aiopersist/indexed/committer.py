@@ -37,7 +37,7 @@ from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.queue import GroupQueue
 from aiopersist.state.streams import StreamsChanges
 
-AT_ONCE = 32  # small entries of a write converted in one turn of the event loop
+ENTRIES_AT_ONCE = 32  # small entries of a write converted in one turn of the event loop
 COMMANDS_AT_ONCE = 256  # commands applied or answered in one turn of the event loop: a few ms at most
 
 
@@ -99,7 +99,7 @@ class Committer:
                 upload = Upload(core.shard, rows.schema, schema_id, core.check_owner(), ZERO, raw=True)
                 pending.uploads.append(upload)
                 await upload.take(updates)
-                if number % AT_ONCE == AT_ONCE - 1:
+                if number % ENTRIES_AT_ONCE == ENTRIES_AT_ONCE - 1:
                     await turn(0)
             for rows, upload in zip(command.entries, pending.uploads, strict=True):
                 rows.pieces, rows.seen, rows.count = await upload.finish_raw(), upload.seen, upload.rows_taken

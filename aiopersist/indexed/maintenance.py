@@ -33,7 +33,7 @@ from aiopersist.state.streams import Arrangement, Rearrangement, TraceBatch, dif
 
 T = TypeVar("T")
 
-AT_ONCE = 4  # drains and trims: as many as there are worker threads
+STEPS_AT_ONCE = 4  # drains and trims: as many as there are worker threads
 RESULTS_PER_COMMIT = 256  # keeps a version at a few MB
 COLLECTION_VERSIONS = 4  # versions that a collection writes after its rollup, and one more
 
@@ -191,7 +191,7 @@ class StreamsMaintenance:
                 results.extend([result] if result is not None else [])
 
         try:
-            await run_bounded(AT_ONCE, [partial(one, *plan) for plan in plans])
+            await run_bounded(STEPS_AT_ONCE, [partial(one, *plan) for plan in plans])
             while results:
                 chunk, results[:] = results[:RESULTS_PER_COMMIT], results[RESULTS_PER_COMMIT:]
                 await self._attempt(partial(self._apply_results, chunk), failures)

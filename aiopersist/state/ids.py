@@ -13,7 +13,7 @@ import msgspec
 V = TypeVar("V")
 
 _WIDE = 1024  # buckets: among a million ids, a change copies the list of them, and a bucket of a thousand
-PAGE = 1024  # ids in the only bucket, before there are `_WIDE`
+PAGE_IDS = 1024  # ids in the only bucket, before there are `_WIDE`
 
 
 @final
@@ -25,7 +25,7 @@ class Ids(Mapping[str, V], Generic[V]):
     def __init__(self, ids: Mapping[str, V] | None = None) -> None:
         buckets: list[dict[str, V]] = [dict(ids or {})]
         self._len = len(buckets[0])
-        self._buckets = _widened(buckets) if self._len > PAGE else buckets
+        self._buckets = _widened(buckets) if self._len > PAGE_IDS else buckets
 
     @classmethod
     def of(cls, ids: Mapping[str, V]) -> "Ids[V]":
@@ -51,7 +51,7 @@ class Ids(Mapping[str, V], Generic[V]):
             bucket = bucket_of(key)
             length -= key in bucket
             bucket.pop(key, None)
-        return _of_buckets(_widened(buckets) if len(buckets) == 1 and length > PAGE else buckets, length)
+        return _of_buckets(_widened(buckets) if len(buckets) == 1 and length > PAGE_IDS else buckets, length)
 
     def pages(self) -> Iterator[dict[str, V]]:
         """All ids, in pieces that take about a millisecond each."""

@@ -19,7 +19,7 @@ import msgspec
 from aiopersist.state.record import Record
 
 IDS_MAX = 100_000  # an id is forgotten after so many newer ids
-PAGE = 1024  # records in a page of a rollup
+PAGE_RECORDS = 1024  # records in a page of a rollup
 _RECORD = Struct(">16sqqd")  # the hash, its number among all ids ever, the time and the moment of the commit
 
 
@@ -65,7 +65,7 @@ class OnceIds:
     def pages(self) -> Iterator[bytes]:
         """All records, in pages for `with_page`."""
         data = b"".join(self._buckets.values())
-        size = PAGE * _RECORD.size
+        size = PAGE_RECORDS * _RECORD.size
         return (data[start : start + size] for start in range(0, len(data), size))
 
     def with_page(self, page: bytes) -> Self:

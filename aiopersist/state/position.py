@@ -81,7 +81,7 @@ class SubscriptionRecord(Record, frozen=True, kw_only=True):
     @property
     def key(self) -> str:
         """Its key in the state."""
-        return key_of(self.name, self.share)
+        return subscription_key(self.name, self.share)
 
     @property
     def idle_since(self) -> float | None:
@@ -97,7 +97,7 @@ class SubscriptionRecord(Record, frozen=True, kw_only=True):
         return inf if idle_since is None or self.expire_after_s is None else idle_since + self.expire_after_s
 
 
-def key_of(name: str, share: tuple[int, int] | None) -> str:
+def subscription_key(name: str, share: tuple[int, int] | None) -> str:
     """The key of a subscription in the state. Not by a format, which changes members of an enum."""
     return name if share is None else name + f"[{share[0]}/{share[1]}]"
 

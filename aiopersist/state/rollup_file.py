@@ -9,7 +9,7 @@ from msgspec import field
 
 from aiopersist.base.errors import Corruption
 from aiopersist.state.diff import check_format, format_of, not_understood, without_consumed
-from aiopersist.state.ids import PAGE, Ids
+from aiopersist.state.ids import PAGE_IDS, Ids
 from aiopersist.state.model import FORMAT_OF_IDS, State, TransactionRecord
 from aiopersist.state.once import NO_IDS, OnceIds, packed, unpacked
 from aiopersist.state.record import Record, decoder, encode
@@ -36,7 +36,7 @@ def encode_rollup(state: State) -> bytes:
     own. A field of a later format that has its default is not written, so older releases can read the
     rollup."""
     number = format_of(state)
-    if not state.consumed and not state.once and len(state.transactions) <= PAGE:
+    if not state.consumed and not state.once and len(state.transactions) <= PAGE_IDS:
         lines = [encode(RollupFile(format=number, state=state.replace(once=NO_IDS)))]
     else:
         rest = state.replace(transactions=Ids(), consumed={}, once=OnceIds(ever=state.once.ever))

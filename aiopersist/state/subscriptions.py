@@ -29,7 +29,7 @@ from aiopersist.base.errors import (
 from aiopersist.base.frontier import Antichain, last_before, minimum
 from aiopersist.state.command import Commit, Context, Keep, commit, live
 from aiopersist.state.model import HollowBatch, State
-from aiopersist.state.position import Position, SubscriptionRecord, WithinContents, key_of
+from aiopersist.state.position import Position, SubscriptionRecord, WithinContents, subscription_key
 
 
 class Beginning(StrEnum):
@@ -64,7 +64,7 @@ class OpenSubscription(Struct, frozen=True):
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
-        key = key_of(self.name, self.share)
+        key = subscription_key(self.name, self.share)
         earlier = state.subscriptions.get(key)
         over = [at for at, record in self._of_name(state).items() if has_expired(record, context.now)]
         if self._divided_otherwise(state, over):
@@ -113,7 +113,7 @@ class OpenSubscription(Struct, frozen=True):
 
     def happened(self, state: State) -> bool | None:
         """Unknown if not: a later opening may have taken it over."""
-        record = state.subscriptions.get(key_of(self.name, self.share))
+        record = state.subscriptions.get(subscription_key(self.name, self.share))
         return True if record is not None and record.owner == self.owner else None
 
 

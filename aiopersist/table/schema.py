@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from aiopersist.data.types.codec import Field
 
 SURELY_SMALL = 1024 * 1024  # bytes of JSON
-FEW = 16  # keys or values that are converted faster one by one than as a column
+FEW_VALUES = 16  # keys or values that are converted faster one by one than as a column
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -82,7 +82,7 @@ class TableSchema(Generic[K, V]):
 
     def key_texts(self, keys: Sequence[Any]) -> list[str]:
         """The texts of the keys, in order."""
-        if len(keys) <= FEW and all(texts := [*map(self._key_text, keys)]):
+        if len(keys) <= FEW_VALUES and all(texts := [*map(self._key_text, keys)]):
             return texts  # type: ignore[return-value]  # none of them is None
         return self._texts("key", self.schema.key, keys)
 
@@ -186,7 +186,7 @@ class TableSchema(Generic[K, V]):
 
     def vals(self, texts: Sequence[str]) -> list[V]:
         """The values of these texts, the caller's own."""
-        if self._val is not None and len(texts) <= FEW:
+        if self._val is not None and len(texts) <= FEW_VALUES:
             return [*map(self._val, texts)]
         return self.schema.val.decode(column_from_texts(texts, self.schema.val.codec.arrow_type))
 

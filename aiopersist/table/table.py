@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa  # type: ignore[import-untyped]  # pyarrow ships no stubs
 
-AT_ONCE = 10_000  # entries of a collection that are converted at once
-FEW = 64  # entries that take less time than a thread: such calls keep their order
+ENTRIES_MAX = 10_000  # entries of a collection that are converted at once
+FEW_ENTRIES = 64  # entries that take less time than a thread: such calls keep their order
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -245,13 +245,13 @@ class Table(Resource, Generic[K, V]):
         entries = own_copy(entries)
         await self._tables.ready()
         table = await self._open()
-        if not isinstance(entries, Mapping | list | tuple) or len(entries) > AT_ONCE or has_many(entries):
+        if not isinstance(entries, Mapping | list | tuple) or len(entries) > ENTRIES_MAX or has_many(entries):
             from aiopersist.table.bulk.put_many import put_stream  # few processes put this much
 
             with table.scope.call():
                 return (await put_stream(table.participant, self._tables.group, entries, *marked)).time
         size = inf
-        if len(entries) <= FEW:
+        if len(entries) <= FEW_ENTRIES:
             pairs = [*pairs_of(entries)]
             size = rough_bytes(pairs)
             await self._tables.pace.turn(*pairs)

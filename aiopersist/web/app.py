@@ -47,7 +47,7 @@ from aiopersist.web.location import ListQuery, location_page
 from aiopersist.web.metrics import CONTENT_TYPE, metrics_text
 from aiopersist.web.render import FOLDER, link, rendered
 from aiopersist.web.shard import ShardQuery, shard_page
-from aiopersist.web.work import UNITS, form_of, piece_of
+from aiopersist.web.work import KEEP_UNITS, form_of, piece_of
 
 log = logging.getLogger("aiopersist").getChild("web")
 
@@ -153,7 +153,7 @@ async def _shard(request: Request, client: Client, cache: ClientCache) -> Respon
     cookie = form_cookie(request) if request.state.write else None
     secret = None if cookie is None else form_secret(await _form_key(client), cookie)
     wall = client._stack.runtime.wall()
-    offered = {"form": secret, "works": cache.works.of(shard.id), "units": UNITS, "wall": wall}
+    offered = {"form": secret, "works": cache.works.of(shard.id), "units": KEEP_UNITS, "wall": wall}
     values = await shard_page(client, shard, query) | offered
     page = HTMLResponse(await client._stack.compute(rendered, "shard.html", values))
     return page if cookie is None else with_form_cookie(page, request, cookie)

@@ -178,7 +178,7 @@ def _place_after(page: pa.Table, before: RowPlace, schema: Schema[Any, Any, Any]
     return RowPlace(before.key, before.past + count, before.rows + count)
 
 
-def _key_of(place: RowPlace, t: Any) -> Any:
+def _key_at(place: RowPlace, t: Any) -> Any:
     assert place.key is not None
     try:
         return scalar_from_text(place.key, t)
@@ -257,7 +257,7 @@ def _parsed(question: Question, where: Any, schema: Schema[Any, Any, Any]) -> tu
         start = parse_key(question.key, t)
         conditions.append(is_key(start) if question.how == "is" else at_or_beyond(start))
     if question.place.key is not None:
-        start = _key_of(question.place, t)
+        start = _key_at(question.place, t)
     if start is not None and question.how != "is":
         conditions.append(at_or_beyond(start))
     return start, _all_of(*conditions)

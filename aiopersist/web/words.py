@@ -13,14 +13,14 @@ from aiopersist.state.model import Clock
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_S = 253_402_300_799  # the last second of the year 9999, beyond which Python has no instants
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 SPANS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 def size_text(count: float) -> str:
     """Bytes, with three digits: `1.25 MiB`."""
-    for unit in UNITS:
-        if count < 1024 or unit == UNITS[-1]:
+    for unit in BYTE_UNITS:
+        if count < 1024 or unit == BYTE_UNITS[-1]:
             break
         count /= 1024
     if unit == "B":

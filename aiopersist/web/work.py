@@ -18,7 +18,7 @@ from aiopersist.web.words import counted
 FORM_BYTES_MAX = 64 * 1024
 REPORTS_KEPT = 8  # of a shard
 PROBLEMS_SHOWN = 20
-UNITS: dict[str, timedelta | None] = {
+KEEP_UNITS: dict[str, timedelta | None] = {
     "times": None,
     "minutes": timedelta(minutes=1),
     "hours": timedelta(hours=1),
@@ -88,10 +88,10 @@ def piece_of(form: Mapping[str, str]) -> tuple[str, Piece]:
 def _retention(keep: str, unit: str) -> tuple[str, Piece]:
     policy: int | timedelta | None = None
     if unit != "all":
-        if unit not in UNITS or not (keep.isascii() and keep.isdigit() and len(keep) <= 18):
-            text = f"keep={shown(keep)} {shown(unit)}: a number of {', '.join(UNITS)}, or all"
+        if unit not in KEEP_UNITS or not (keep.isascii() and keep.isdigit() and len(keep) <= 18):
+            text = f"keep={shown(keep)} {shown(unit)}: a number of {', '.join(KEEP_UNITS)}, or all"
             raise InvalidUsage(UsageKind.INVALID_TIME, text)
-        length = UNITS[unit]
+        length = KEEP_UNITS[unit]
         try:
             policy = int(keep) if length is None else int(keep) * length
         except OverflowError as error:

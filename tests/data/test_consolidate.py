@@ -27,7 +27,7 @@ WAYS = ("tuples", "codes", "ranks")
 def with_way(way: str, call: Any) -> Any:
     """Runs `call` with every table sorted as tuples, by codes, or by codes of which texts have one each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(consolidate, "SMALL_ROWS", 10**9 if way == "tuples" else 0)
+        patch.setattr(consolidate, "TUPLE_ROWS_MAX", 10**9 if way == "tuples" else 0)
         patch.setattr(codes, "TEXT_CODES", 1 if way == "ranks" else codes.TEXT_CODES)
         return call()
 

@@ -90,7 +90,7 @@ class Game:
         )
 
     async def play(self, patch: Callable[[Any, str, Any], None]) -> None:
-        patch(consolidate, "SMALL_ROWS", self.rng.choice([0, 3, 24]))
+        patch(consolidate, "TUPLE_ROWS_MAX", self.rng.choice([0, 3, 24]))
         async with ap.open("mem://", settings=self.settings, maintenance=False) as client:
             self.client = client
             for shard in self.shards:

@@ -29,7 +29,7 @@ from aiopersist.state.lifecycle import (
 )
 from aiopersist.state.model import COLLECTION, Clock, HollowBatch, Rollup, State
 from aiopersist.state.once import UNMARKED, Once, hash_of
-from aiopersist.state.position import Position, WithinContents, key_of
+from aiopersist.state.position import Position, WithinContents, subscription_key
 from aiopersist.state.reading import ExpireReader, KeepReader, RegisterReader, RenewReader, TakeNamedHold
 from aiopersist.state.record import HollowPart
 from aiopersist.state.retention import (
@@ -222,7 +222,7 @@ class Game:
         if live and self.rng.random() < 0.8:
             key, record = self.rng.choice(live)
             return Ack(key, record.owner or self.owner, self.position)
-        return Ack(key_of("s", self.share), self.owner, self.position)
+        return Ack(subscription_key("s", self.share), self.owner, self.position)
 
     def opening(self) -> OpenSubscription:
         start = self.rng.choice([None, None, Beginning.SNAPSHOT, Beginning.NOW, self.position])

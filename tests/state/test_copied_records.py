@@ -14,7 +14,7 @@ from aiopersist.state.copying import CopyMark, CreateCopy, mark_of, opaque_of
 from aiopersist.state.diff import Changes
 from aiopersist.state.model import Clock, CriticalReader, LeasedReader, Mark, Retention, State, Writer
 from aiopersist.state.once import OnceChanges
-from aiopersist.state.position import Position, SubscriptionRecord, key_of
+from aiopersist.state.position import Position, SubscriptionRecord, subscription_key
 from aiopersist.state.reading import KeepReader, RenewReader, TakeNamedHold, named_reader
 from aiopersist.state.record import HollowPart, InlineBytes, to_builtins
 from aiopersist.state.retention import ApplyRetention, DowngradeCritical, SetRetention
@@ -83,7 +83,7 @@ def full() -> State:
         },
         retention={0: LaterRetention(times=None, seconds=60.0, hold=ZERO, marks=marks, later=LATER)},
         writers={"w": LaterWriter(token="t", upper=ZERO, consumed=(), **LEASE)},
-        subscriptions={key_of("bill", (0, 2)): subscription},
+        subscriptions={subscription_key("bill", (0, 2)): subscription},
     )
 
 
@@ -102,7 +102,7 @@ ON_RECORDS: dict[str, tuple[Command, str, str | int]] = {
     "subscription taken over": (
         OpenSubscription("bill", (0, 2), "another", 60.0, 7200.0, None),
         "subscriptions",
-        key_of("bill", (0, 2)),
+        subscription_key("bill", (0, 2)),
     ),
 }
 

@@ -14,7 +14,7 @@ from aiopersist.state import diff as diffs
 from aiopersist.state import rollup_file
 from aiopersist.state.command import Context
 from aiopersist.state.consuming import Staged, is_consumed
-from aiopersist.state.ids import PAGE, Ids
+from aiopersist.state.ids import PAGE_IDS, Ids
 from aiopersist.state.invariants import check_state
 from aiopersist.state.lifecycle import Create
 from aiopersist.state.model import HollowBatch, State, TransactionRecord
@@ -29,13 +29,13 @@ from aiopersist.state.writing import (
 )
 from tests.state.values import SHARD
 
-MANY = 3 * PAGE
+MANY = 3 * PAGE_IDS
 
-KEYS = st.integers(0, 2 * PAGE).map(str)
+KEYS = st.integers(0, 2 * PAGE_IDS).map(str)
 CHANGES = st.lists(st.tuples(st.dictionaries(KEYS, st.integers()), st.lists(KEYS)), max_size=5)
 
 
-@given(first=st.integers(0, 2 * PAGE), changes=CHANGES)
+@given(first=st.integers(0, 2 * PAGE_IDS), changes=CHANGES)
 def test_ids_are_a_map(first: int, changes: list[tuple[dict[str, int], list[str]]]) -> None:
     """Goal: as a dict after the same changes; the map before each change stays what it was."""
     plain = {str(n): n for n in range(first)}
@@ -131,7 +131,7 @@ def test_a_rollup_of_many_ids_is_read_page_by_page() -> None:
     data = rollup_file.encode_rollup(full)
     lines = [json.loads(line) for line in gzip.decompress(data).splitlines()]
     assert lines[0]["format"] == 2
-    assert max(len(line.get("transactions", ())) for line in lines[1:]) <= PAGE
+    assert max(len(line.get("transactions", ())) for line in lines[1:]) <= PAGE_IDS
     assert rollup_file.decode_rollup(data, rollup_file.checksum_of(data)) == full
     few, _ = of(*BEGIN, append(0, transactions={"app": 3}))
     data = rollup_file.encode_rollup(few)

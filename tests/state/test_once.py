@@ -16,7 +16,7 @@ from aiopersist.state.command import Commit, Keep
 from aiopersist.state.diff import decode_diff
 from aiopersist.state.lifecycle import Create
 from aiopersist.state.model import Clock, HollowBatch, State
-from aiopersist.state.once import IDS_MAX, PAGE, Once, OnceIds, hash_of, packed, unpacked
+from aiopersist.state.once import IDS_MAX, PAGE_RECORDS, Once, OnceIds, hash_of, packed, unpacked
 from aiopersist.state.rollup_file import checksum_of, decode_rollup, encode_rollup
 from aiopersist.state.writing import Appended, AppendHollow, CloseTo, RegisterWriter, Write
 from tests.state.commands_kit import LEASE_S, History
@@ -133,10 +133,10 @@ def test_a_change_copies_only_the_buckets_that_it_touches() -> None:
 
 
 def test_pages_bring_everything_back() -> None:
-    ids = of(*map(str, range(3 * PAGE + 17)))
+    ids = of(*map(str, range(3 * PAGE_RECORDS + 17)))
     pages = list(ids.pages())
     assert len(pages) == 4
-    assert max(map(len, pages)) == 40 * PAGE
+    assert max(map(len, pages)) == 40 * PAGE_RECORDS
     assert unpacked(OnceIds(ever=ids.ever), packed(ids)) == ids
     assert packed(OnceIds()) == []
     for bad in ("x", base64.b64encode(b"short").decode()):

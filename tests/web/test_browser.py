@@ -103,7 +103,7 @@ def test_from_the_location_to_a_shard_to_a_batch_and_its_contents(served: Served
 def test_panes_that_are_live_move(served: Served, browser: Browser) -> None:
     with visiting(browser, served.address) as visitor:
         page = visitor.open("?q=moving")
-        expect(page.locator("#shards")).to_contain_text("No shard has")
+        expect(page.locator("#shards")).to_contain_text("No name contains")
         served.run(append(served.client, "moving", 0))
         expect(page.locator("#shards tbody tr")).to_have_count(1)
         visitor.open(of("shard", "moving"))
@@ -124,7 +124,7 @@ def test_live_changes_come_while_they_are_followed(served: Served, browser: Brow
         page = visitor.open(of("contents", "live"))
         pane = page.locator(".live")
         pane.get_by_role("button", name="Follow").click()
-        expect(pane.get_by_role("status")).to_contain_text("complete up to 1")
+        expect(pane.get_by_role("status")).to_contain_text("complete before 1")
         for time, (key, val) in enumerate(VALS.items(), 1):
             served.run(append(served.client, "live", time, key, val))
         expect(pane.get_by_role("status")).to_contain_text(f"{len(VALS)} updates so far")
@@ -188,7 +188,7 @@ def test_a_shard_whose_state_takes_long_follows(
     with visiting(browser, served.address) as visitor:
         monkeypatch.setattr("aiopersist.web.cache.WAIT_S", 0.0)
         page = visitor.open(of("shard", "orders"))
-        expect(page.get_by_role("status")).to_have_text("The state of the shard is being read.")
+        expect(page.get_by_role("status")).to_have_text("Reading the state of the shard.")
         monkeypatch.setattr("aiopersist.web.cache.WAIT_S", 30.0)
         expect(page.get_by_role("heading", level=1)).to_have_text("orders")
 

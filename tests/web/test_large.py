@@ -105,7 +105,7 @@ async def test_the_list_of_many_shards_is_there_before_they_are_read(measured: M
 
 
 async def test_the_picture_of_many_batches(measured: Measured) -> None:
-    while "is being read" in (await measured.get("/shard?name=events")).page.text:
+    while "Reading the state" in (await measured.get("/shard?name=events")).page.text:
         await asyncio.sleep(0.3)
     taken = await measured.get("/shard?name=events")
     assert taken.requests <= 8

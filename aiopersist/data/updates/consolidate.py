@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aiopersist.data.updates.many import Consolidated
 
 DIFF_MIN, DIFF_MAX = -(2**63), 2**63 - 1
-SMALL_ROWS = 24  # up to this many rows, tuples are faster than the entry into kernels
+TUPLE_ROWS_MAX = 24  # up to this many rows, tuples are faster than the entry into kernels
 
 
 def sort_and_consolidate(table: pa.Table, schema: Schema[Any, Any, Any] | None = None) -> pa.Table:
@@ -65,7 +65,7 @@ def fewest_diffs(total: int) -> list[int]:
 
 def _consolidate(table: pa.Table, *, final: Schema[Any, Any, Any] | None) -> pa.Table:
     names = [name for name in table.column_names if name != "diff"]
-    if table.num_rows > SMALL_ROWS:
+    if table.num_rows > TUPLE_ROWS_MAX:
         return _by_codes(table, final)
     with suppress(pa.ArrowInvalid):  # 2 GiB of text in the result, which one array cannot hold
         return _with_sums(table, _sums(row_keys(table, names), table.column("diff").to_pylist()), final)

@@ -11,7 +11,7 @@ from aiopersist.data.updates.codes import ordered
 from aiopersist.data.updates.order import flatten
 from aiopersist.data.updates.sizes import row_bytes
 
-SLICE_ROWS = 32768
+SORTED_AT_ONCE = 32768
 DIFF_BYTES = 8
 
 Fit = Callable[[dict[str, Any], Any, Any], tuple[Any, Any]]
@@ -47,7 +47,7 @@ class Consolidated:
             ends.append(end)
         return ends[1:]
 
-    def tables(self, start: int, stop: int, size: int = SLICE_ROWS) -> Iterator[pa.Table]:
+    def tables(self, start: int, stop: int, size: int = SORTED_AT_ONCE) -> Iterator[pa.Table]:
         """These rows, in tables of at most so many rows."""
         for at in range(start, stop, size):
             yield from self._gathered(slice(at, min(at + size, stop)))

@@ -23,7 +23,7 @@ from aiopersist.data.updates.convert import UPDATE, as_table
 
 _NAMES = list(UPDATE)
 TINY_ROWS = 128  # for more rows kernels are faster
-FEW_ROWS = 32  # of one call: more are converted in bulk in less time
+TINY_ROWS_MAX = 32  # of one call: more are converted in bulk in less time
 TIME_AND_DIFF_BYTES = 16
 TINY_BYTES = 32 * 1024  # of keys, and of vals: copying more takes a thread
 
@@ -170,7 +170,7 @@ class PlainRows:
     def few(self, rows: Any, diff: int, size_max: int) -> list[tuple[Any, Any, int]] | None:
         """A copy of a short list of `(key, val)` or `(key, val, diff)`, each with its diff. `None` unless all
         of them can surely be converted later, and each has at most `size_max` goodbytes of key and value."""
-        if type(rows) is not list or len(rows) > FEW_ROWS:
+        if type(rows) is not list or len(rows) > TINY_ROWS_MAX:
             return None
         updates: list[tuple[Any, Any, int]] = []
         for row in rows:

@@ -13,6 +13,7 @@ import obstore
 
 from aiopersist.base.resource import run_bounded
 from aiopersist.base.runtime import OwnProcess
+from aiopersist.base.settings import MIB
 from aiopersist.storage.clouds import errors as errors
 from aiopersist.storage.clouds.places import CloudPlace
 from aiopersist.storage.keys import closed
@@ -26,7 +27,6 @@ T = TypeVar("T")
 REQUESTS_AT_ONCE = 32
 DELETES_AT_ONCE = 16
 PAGE = 1000  # names that are handed over at once
-MIB = 1024 * 1024
 PART_BYTES = 8 * MIB  # above it, parts in parallel are faster than one stream
 PARTS_AT_ONCE = 4
 CLOSE_TIMEOUT_S = 5.0

@@ -8,7 +8,7 @@ fails, twenty in a row hardly ever succeed."""
 from aiopersist.storage.objects.bucket import Object, Tagged
 
 KEYS_MAX = 64
-BYTES_MAX = 64 * 1024  # of a version that is kept
+VERSION_BYTES_MAX = 64 * 1024  # of a version that is kept
 
 
 class RecentObjects:
@@ -23,7 +23,7 @@ class RecentObjects:
     def saw(self, key: str, name: str, stored: Object) -> None:
         """The object of that name was read, or created."""
         self.forget(key)
-        if stored.tag and len(stored.data) <= BYTES_MAX:
+        if stored.tag and len(stored.data) <= VERSION_BYTES_MAX:
             self._recent[key] = name, stored
         if len(self._recent) > KEYS_MAX:
             del self._recent[next(iter(self._recent))]

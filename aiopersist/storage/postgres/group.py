@@ -32,7 +32,7 @@ GROUPS_MAX = 2  # under way: one is sent while another commits; more would only 
 LOCKING = 4  # statements that may wait for a lock; the rest of the pool is for other requests
 CREATING = 2  # statements that insert first versions
 ENTRIES_MAX = 256
-BYTES_MAX = 8 * 1024 * 1024  # of a statement with several entries: bounds the bytes that are copied at once
+STATEMENT_BYTES_MAX = 8 * 1024 * 1024  # of several entries: bounds the bytes that are copied at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ class GroupCommit:
         size = 0
         while self._waiting and len(group) < ENTRIES_MAX:
             waiting = self._waiting.popleft()
-            if waiting.entry.key in group or (group and size + len(waiting.entry.data) > BYTES_MAX):
+            if waiting.entry.key in group or (group and size + len(waiting.entry.data) > STATEMENT_BYTES_MAX):
                 later.append(waiting)
             else:
                 group[waiting.entry.key] = waiting

@@ -14,13 +14,13 @@ from contextlib import suppress
 from typing import Any, Self
 
 from aiopersist.base.errors import Indeterminate, StorageUnavailable
+from aiopersist.base.settings import MIB
 from aiopersist.storage.address import Address
 from aiopersist.storage.keys import check_blob_key
 from aiopersist.storage.objects.served import ServedBlob
 from aiopersist.storage.s3 import errors as errors
 from aiopersist.storage.s3.client import S3Client
 
-MIB = 1024 * 1024
 PART_BYTES = 8 * MIB  # above it, parts in parallel are faster than one stream
 PARTS_MAX = 10_000  # of one upload, S3's limit
 PARTS_AT_ONCE = 4

@@ -44,7 +44,7 @@ from aiopersist.write.handle import WriteHandle, session_of
 K = TypeVar("K")
 V = TypeVar("V")
 
-ENTRY_BYTES = 64  # of an entry that is filtered and sorted, an estimate
+FILTERED_ENTRY_BYTES = 64  # of an entry that is filtered and sorted, an estimate
 
 
 class RunAgain(BaseException):
@@ -225,7 +225,7 @@ class Transaction:
         stack, view = self._tables.shards.stack, touched.participant.view
         if isinstance(view.contents, FullView):
             vals = {**view.contents.vals, **touched.written}
-            size = len(vals) * ENTRY_BYTES
+            size = len(vals) * FILTERED_ENTRY_BYTES
             for entry in await stack.compute_few(size, entries_within, touched.schema, vals, read_range):
                 yield entry
             return

@@ -29,8 +29,8 @@ from aiopersist.state.model import State
 from aiopersist.table.schema import TableSchema
 from aiopersist.table.view.contents import FullView
 
-AT_ONCE = 4  # look-ups of one table; keys that come meanwhile share the next
-FEW = 24  # rows that are consolidated faster than a thread starts
+LOOK_UPS_AT_ONCE = 4  # look-ups of one table; keys that come meanwhile share the next
+FEW_ROWS = 24  # rows that are consolidated faster than a thread starts
 
 
 def wanted_keys(table_schema: TableSchema[Any, Any], texts: Sequence[str]) -> WantedKeys:
@@ -72,7 +72,7 @@ async def look_up(
     def vals() -> dict[str, str]:
         return vals_of(table_schema, contents(concat(tables, table_schema.schema), table_schema.schema), keys)
 
-    few = sum(table.num_rows for table in tables) <= FEW
+    few = sum(table.num_rows for table in tables) <= FEW_ROWS
     return await stack.compute_few(0 if few else inf, vals)
 
 
@@ -82,7 +82,7 @@ class LookUps:
     def __init__(self, supervisor: Supervisor, work: Callable[[list[str]], Awaitable[None]]) -> None:
         self._supervisor = supervisor
         self._work = work
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._room = asyncio.Semaphore(LOOK_UPS_AT_ONCE)
         self._keys: dict[str, None] = {}
         self._next: asyncio.Task[None] | None = None
 

@@ -18,12 +18,12 @@ import contextlib
 import pytest
 
 from aiopersist.base.runtime import SYSTEM
+from aiopersist.base.settings import MIB
 from aiopersist.storage.blob import Blob
 from aiopersist.testing.fixtures import TakesHandles
 
 Handles = tuple[Blob, Blob]
 
-MIB = 1024 * 1024
 KEYS = {
     "plain": "a",
     "nested": "s1/w2/3.parquet",
