@@ -32,7 +32,8 @@ def newest() -> str:
 SAME = "tests/worlds/test_worlds.py::test_a_seed_gives_the_same_world_in_any_process"
 OTHERS = (
     f"tests/state tests/test_package.py tests/storage/test_s3.py {SAME} tests/client/test_client.py "
-    "tests/batches/test_batches.py tests/batches/test_s3.py tests/maintenance/test_maintenance.py"
+    "tests/batches/test_batches.py tests/batches/test_s3.py tests/maintenance/test_maintenance.py "
+    "tests/maintenance/test_retention_policies.py"
 )
 
 add_pyenv_to_path()

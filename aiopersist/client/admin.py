@@ -52,10 +52,11 @@ class Admin:
     async def retain(self, shard: str, keep: int | timedelta | None) -> None:
         """Set how much history maintenance keeps, from now on and for every client. Maintenance moves since
         to `upper - keep` at most, and no further than holds allow: once no more appends come, to within
-        `1.25 * keep` of upper; while they come some 100 times may be kept in addition. A `timedelta`: to the
-        upper that the shard had that long ago; on a wall clock, to the time of that long ago. Since never
-        passes the last complete time, so the current contents stay readable. `None`: maintenance does not
-        move since. One commit."""
+        `1.125 * keep` of upper; while they come some 100 times may be kept in addition. For a table, and any
+        shard with a wall clock, give a `timedelta`: a time there is a microsecond, so 5 keeps 5 microseconds.
+        A `timedelta`: to the upper that the shard had that long ago, at most a quarter earlier; on a wall
+        clock, to the time of that long ago, at most an eighth earlier. Since never passes the last complete
+        time, so the current contents stay readable. `None`: maintenance does not move since. One commit."""
         async with self._services.calling("aiopersist.maintenance.on_demand"):
             from aiopersist.maintenance.on_demand import retain
 

@@ -125,8 +125,8 @@ def rollup_is_late(state: State, settings: Settings) -> bool:
 
 
 def _is_overdue(policy: Retention, state: State) -> bool:
-    """Whether the policy keeps an eighth more history than it must, and more than a few times. Without a
-    clock, so only for policies in times."""
+    """Whether the policy keeps an eighth more times than it must, and more than a few. A policy in seconds
+    needs a clock, so it moves since only at looks (`next_look` of `maintenance/background.py`)."""
     upper, hold = state.upper.elements, policy.hold.elements
     if policy.times is None or not upper or not hold:
         return False

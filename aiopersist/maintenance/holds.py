@@ -8,9 +8,9 @@ from aiopersist.base.frontier import Antichain
 from aiopersist.maintenance.inspect import ShardView, lease_end, signer
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
-from aiopersist.state.command import Command, micros
+from aiopersist.state.command import Command
 from aiopersist.state.reading import ExpireReader, named_reader
-from aiopersist.state.retention import ReleaseCritical
+from aiopersist.state.retention import ReleaseCritical, first_kept
 from aiopersist.state.subscriptions import DropSubscription
 
 HoldKind = Literal["reader", "named", "critical", "subscription"]
@@ -68,12 +68,8 @@ def _target(view: ShardView) -> Antichain | None:
     policy, upper = view.retention, view.upper.elements
     if policy is None or len(upper) != 1 or not isinstance(upper[0], int) or not upper[0]:
         return None
-    last = upper[0] - 1
-    if policy.times is not None:
-        return Antichain(max(min(upper[0] - policy.times, last), 0))
-    if view.clock == "wall" and policy.seconds is not None:
-        return Antichain(max(min(micros(view.now) - micros(policy.seconds), last), 0))
-    return policy.hold
+    first = first_kept(policy, upper[0], view.now, is_wall=view.clock == "wall")
+    return policy.hold if first is None else Antichain(first)
 
 
 def _without_share(id: str) -> str:

@@ -130,7 +130,11 @@ class Mark(Record, frozen=True, kw_only=True):
 
 
 class Retention(Record, frozen=True, kw_only=True):
-    """The history that maintenance keeps: a number of times, or of seconds."""
+    """The history that maintenance keeps: a number of times or of seconds, exactly one of them.
+
+    A new kind of policy changes `state/retention.py` (how far since moves), `maintenance/due.py` (when, after
+    commits), `next_look` in `maintenance/background.py` and `_remember` in `maintenance/rounds.py` (when, at
+    rest), and `retention_text` in `web/holds.py`."""
 
     times: int | None = None
     seconds: float | None = None

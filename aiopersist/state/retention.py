@@ -4,6 +4,10 @@ and a command that gives up history once, for an erasure.
 A policy keeps the current contents readable, however long the shard is idle: its hold never passes the last
 complete time, since all paths use `_target`. So there is always a time `t` with `since <= t < upper`, unless
 a user's own hold has moved since further, or nothing was appended yet.
+
+A policy never keeps less than it says. A move costs a commit, so it keeps some slack in addition: an eighth for
+times and for seconds on a wall clock, nothing if `exact`; a quarter for seconds on a logical clock, the
+distance of its marks. The wait for a look comes on top. `maintenance/due.py` has the slack during appends.
 """
 
 from msgspec import Struct
@@ -24,8 +28,8 @@ from aiopersist.state.command import (
 from aiopersist.state.diff import Changes
 from aiopersist.state.model import CriticalReader, Mark, Retention, State
 
-MARKS_PER_KEEP = 4  # uppers remembered for the kept seconds: so history is kept a quarter too long at most
-SLACK_SHARE = 8  # times are kept an eighth too long at most; on a wall clock each mark costs a look
+MARKS_PER_KEEP = 4  # uppers remembered for the kept seconds on a logical clock; looks in that time on any
+SLACK_SHARE = 8
 
 
 class RegisterCritical(Struct, frozen=True):
@@ -115,8 +119,8 @@ class SetRetention(Struct, frozen=True):
 
 
 class ApplyRetention(Struct, frozen=True):
-    """Move the policy's hold to its target, and since as far as all holds allow. Unless `exact`, a policy
-    waits until it keeps an eighth too much."""
+    """Move the policy's hold to its target, and since as far as all holds allow. Unless `exact`, the hold
+    waits for the slack of the header."""
 
     exact: bool
 
@@ -152,20 +156,32 @@ class ForgetHistory(Struct, frozen=True):
         return commit(state, context, result=since, since=since, retention=moved)
 
 
+def first_kept(policy: Retention, upper: int, now: float, *, is_wall: bool) -> int | None:
+    """The first time that `policy` must keep, never beyond the last complete one. `None` for seconds on a
+    logical clock: the marks of the policy decide."""
+    if policy.times is not None:
+        first = upper - policy.times
+    elif is_wall and policy.seconds is not None:
+        first = micros(now) - micros(policy.seconds)
+    else:
+        return None
+    return max(min(first, upper - 1), 0)
+
+
 def _target(
     record: Retention, state: State, now: float, *, exact: bool
 ) -> tuple[Antichain | None, tuple[Mark, ...]]:
     """The target of the hold (`None` if it does not move yet), and the marks to remember from now on."""
-    if record.times is not None:
+    if record.times is not None or state.is_wall:
         upper, hold = state.upper.time, record.hold.time
         if not isinstance(upper, int) or not isinstance(hold, int):  # one of them is {}: the hold stays
             return None, record.marks
-        at = min(upper - record.times, upper - 1)
-        due = at > hold and (exact or at - hold > record.times // SLACK_SHARE)
-        return (Antichain(at) if due else None), record.marks
+        first = first_kept(record, upper, now, is_wall=state.is_wall)
+        keep = micros(record.seconds or 0) if record.times is None else record.times
+        if first is None or first - hold <= (0 if exact else keep // SLACK_SHARE):
+            return None, record.marks
+        return Antichain(first), record.marks
     assert record.seconds is not None
-    if state.is_wall:
-        return _wall_target(record.hold, state, micros(now), micros(record.seconds), exact=exact), ()
     marks = tuple(_not_ahead(mark, now) for mark in record.marks)
     if state.upper != marks[-1].upper and now - marks[-1].at >= record.seconds / MARKS_PER_KEEP:
         marks = (*marks, Mark(at=now, upper=state.upper))
@@ -174,15 +190,6 @@ def _target(
         return None, marks
     target = old[-1].upper
     return (predecessor(target) if target == state.upper else target), marks[len(old) - 1 :]
-
-
-def _wall_target(hold: Antichain, state: State, now: int, keep: int, *, exact: bool) -> Antichain | None:
-    """The target on a wall clock: it keeps the last `keep` microseconds, and the last complete time."""
-    upper, held = state.upper.time, hold.time
-    if not isinstance(upper, int) or not isinstance(held, int):
-        return None
-    at = min(now - keep, upper - 1)
-    return Antichain(at) if at > held and (exact or at - held > keep // SLACK_SHARE) else None
 
 
 def _not_ahead(mark: Mark, now: float) -> Mark:

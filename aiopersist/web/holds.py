@@ -56,9 +56,9 @@ def retention_text(policy: Retention | None) -> str:
     """The history that a retention policy keeps."""
     if policy is None:
         return "all history"
-    if policy.seconds is not None:
-        return f"the last {duration_text(policy.seconds)}"
-    return f"the last {counted(policy.times or 0, 'time')}"
+    if policy.times is not None:
+        return f"the last {counted(policy.times, 'time')}"
+    return f"the last {duration_text(policy.seconds or 0)}"
 
 
 def keeper_text(keeper: Keeper | None, before: str = "") -> str:

@@ -3,8 +3,8 @@
     python tests/compatibility/write.py FOLDER
 
 It is run once per release, with that release installed, and its output is committed under the number of the
-release. It uses public names only, so that older releases can run it too. `contents.json` says what a reader
-must find; it is computed from the lists below, not read from the location.
+release. It uses public names only, so the release of its time or a later one can run it. `contents.json` says
+what a reader must find; it is computed from the lists below, not read from the location.
 """
 
 import asyncio

@@ -9,7 +9,7 @@ import aiopersist as ap
 from aiopersist.base.frontier import Antichain
 from aiopersist.maintenance.due import Weights, due
 from aiopersist.state.compaction import INLINE_WEIGHTS, plan
-from aiopersist.state.model import HollowBatch, State
+from aiopersist.state.model import HollowBatch, Retention, State
 from aiopersist.state.record import HollowPart
 from aiopersist.state.spine import Spine
 from tests.state.values import SHARD, ZERO
@@ -70,6 +70,26 @@ def test_only_the_kind_of_compaction_that_is_due_begins(goodbytes: int, large: b
     _, state = first_due(growing(500, inline=False, goodbytes=goodbytes))
     owes = due(state, SETTINGS, Weights())
     assert (owes.large, owes.little) == (large, not large)
+
+
+@pytest.mark.parametrize(
+    ("policy", "hold", "upper", "since"),
+    [
+        pytest.param({"times": 4}, ZERO, 8, False, id="few times: as many again are not worth a commit"),
+        pytest.param({"times": 4}, ZERO, 9, True, id="more than as many again are"),
+        pytest.param({"times": 4}, Antichain(1), 9, False, id="from the hold on"),
+        pytest.param({"times": 800}, ZERO, 900, False, id="many times: an eighth more is not"),
+        pytest.param({"times": 800}, ZERO, 901, True, id="more than an eighth more is"),
+        pytest.param({"times": 4}, Antichain(), 900, False, id="a hold of nothing"),
+        pytest.param({"seconds": 0.0}, ZERO, 900, False, id="seconds: only a look moves since"),
+    ],
+)
+def test_only_a_number_of_times_is_due_after_a_commit(
+    policy: dict[str, float], hold: Antichain, upper: int, since: bool
+) -> None:
+    (state,) = growing(1, inline=True)
+    state = state.replace(upper=Antichain(upper), retention={0: Retention(hold=hold, **policy)})  # type: ignore[arg-type]
+    assert due(state, SETTINGS, Weights()).since is since
 
 
 def test_a_spine_batch_is_weighed_once() -> None:

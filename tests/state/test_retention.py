@@ -8,7 +8,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.base.frontier import Antichain
 from aiopersist.state.command import AHEAD_S, Commit, Keep
-from aiopersist.state.model import CriticalReader, Mark, Retention, State
+from aiopersist.state.model import Clock, CriticalReader, Mark, Retention, State
 from aiopersist.state.reading import RegisterReader, RenewReader
 from aiopersist.state.retention import (
     ApplyRetention,
@@ -212,6 +212,26 @@ def test_how_far_seconds_move_since(
     history.run(ApplyRetention(True))
     assert history.live.since == at(since)
     assert [(mark.at, mark.upper.time) for mark in history.live.retention[0].marks] == left
+
+
+@pytest.mark.parametrize(
+    ("policy", "micros", "exact", "since"),
+    [
+        pytest.param(
+            SetRetention(None, 8.0), 9_000_000, False, 0, id="an eighth too many is not worth a version"
+        ),
+        pytest.param(SetRetention(None, 8.0), 9_250_000, False, 1_250_000, id="more than an eighth is"),
+        pytest.param(SetRetention(None, 8.0), 8_500_000, True, 500_000, id="exactly the seconds"),
+        pytest.param(SetRetention(5, None), 9_000_000, True, 8_999_995, id="a time is a microsecond"),
+    ],
+)
+def test_how_far_a_wall_clock_moves_since(policy: SetRetention, micros: int, exact: bool, since: int) -> None:
+    history = created()
+    history.state = history.read = history.live.replace(clock=Clock.WALL)
+    appended(micros, history).run(policy)
+    history.now = micros / 1_000_000
+    history.run(ApplyRetention(exact))
+    assert history.live.since == at(since)
 
 
 def test_a_policy_begins_at_since_and_goes_on() -> None:

@@ -54,6 +54,15 @@ async def test_each_piece_of_work_is_done_and_told(quiet_mem: ap.Client) -> None
         assert (await quiet_mem.inspect("orders")).retention is None
 
 
+async def test_a_form_says_that_times_of_a_wall_clock_are_microseconds(quiet_mem: ap.Client) -> None:
+    await filled(quiet_mem)
+    await quiet_mem.table("stock", str, int).put("tea", 1)
+    async with pages(quiet_mem, write=True) as http:
+        for name, is_wall in (("stock", True), ("orders", False)):
+            said = words(await http.get("/shard", params={"name": name}))
+            assert ("times of history (microseconds: choose hours or days)" in said) is is_wall
+
+
 async def test_an_indexed_is_checked(quiet_mem: ap.Client) -> None:
     """Goal: its page offers this work alone."""
     async with quiet_mem.indexed("ix") as ix:
