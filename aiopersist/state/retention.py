@@ -5,8 +5,8 @@ A policy keeps the current contents readable, however long the shard is idle: it
 complete time, since all paths use `_target`. So there is always a time `t` with `since <= t < upper`, unless
 a user's own hold has moved since further, or nothing was appended yet.
 
-A policy never keeps less than it says. A move costs a commit, so it keeps some slack in addition: an eighth for
-times and for seconds on a wall clock, nothing if `exact`; a quarter for seconds on a logical clock, the
+A policy never keeps less than it says. A move costs a commit, so it keeps some slack in addition: an eighth
+for times and for seconds on a wall clock, nothing if `exact`; a quarter for seconds on a logical clock, the
 distance of its marks. The wait for a look comes on top. `maintenance/due.py` has the slack during appends.
 """
 
