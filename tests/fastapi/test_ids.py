@@ -12,7 +12,7 @@ from fastapi import Depends, FastAPI, Request
 import aiopersist as ap
 from aiopersist import fastapi as apf
 from aiopersist.fastapi.events import EventPlace
-from aiopersist.fastapi.ids import MARK, TAG_CHARS, EventIds
+from aiopersist.fastapi.ids import SEPARATOR, TAG_CHARS, EventIds
 from aiopersist.read.cursor import text_of, values_of
 from aiopersist.storage.identity import location_key
 from tests.fastapi.caller import Caller, running
@@ -71,7 +71,7 @@ async def test_an_edited_id_reads_nothing(app: FastAPI, caplog: pytest.LogCaptur
     """Goal: with `start="now"` the id of a row that was deleted before is of no use, whatever tag it has."""
     caplog.set_level(logging.WARNING)
     good = await id_of(app, "/now")
-    tag, _, place = good.partition(MARK)
+    tag, _, place = good.partition(SEPARATOR)
     version, shard, _, _, _, seqno, commit = values_of(place)
     places = [
         [version, shard, [0], None, 0, seqno, commit],
@@ -80,20 +80,20 @@ async def test_an_edited_id_reads_nothing(app: FastAPI, caplog: pytest.LogCaptur
         [version, shard, [[1, 2]], None, 0, seqno, commit],
         [version, shard, [0], {"a": 1}, 1, seqno, commit],
     ]
-    bad = [text for values in places for text in (text_of(values), f"{tag}{MARK}{text_of(values)}")]
+    bad = [text for values in places for text in (text_of(values), f"{tag}{SEPARATOR}{text_of(values)}")]
     bad += [
         place,
         f"{good}~1",
         f"{good}~{'9' * 15}",
         good[1:],
         "A" + good,
-        good.replace(MARK, "~"),
+        good.replace(SEPARATOR, "~"),
         tag,
-        MARK,
+        SEPARATOR,
     ]
     bad += [
         "contents.x",
-        f"{tag}{MARK}contents.{text_of(places[0])}",
+        f"{tag}{SEPARATOR}contents.{text_of(places[0])}",
         "é" * 30,
         "a" * 60_000,
         good.swapcase(),
