@@ -320,8 +320,8 @@ class Client(MovedCalls, BaseClient):
         same commit. `InvalidUsage` of kind `CONSUMED` if a step was acknowledged before (nothing is written;
         a repeat after a lost answer learns that it happened), `SKIPPED` if only a later step was,
         `WOULD_SKIP` if a call that acknowledges an earlier step fails meanwhile. `Unsupported` where the
-        store cannot write several shards at one moment. One commit, and a request for each table that another
-        process has written since."""
+        store cannot write several shards at one moment. One commit; a request for each table that another
+        process has written since, and with `once` or `txn` one for their shard."""
         steps = tuple(acks)
         with self._calls.call(), ExitStack() as turn:
             call = None

@@ -72,7 +72,7 @@ class Maintenance:
         async with tasks.without_compactions():
             await tasks.maintenance.force_compaction()
 
-    def keep(self, shard: Shard, *, retained: bool) -> None:
+    def set_retained(self, shard: Shard, *, retained: bool) -> None:
         """Whether to maintain a shard, whose policy was set here, even while no handle is open."""
         self._retained.pop(shard.id, None)
         if retained:

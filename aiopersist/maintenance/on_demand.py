@@ -16,7 +16,7 @@ async def retain(shards: Shards, maintenance: Maintenance, name: str, keep: int 
     command = SetRetention(*_retention(keep))
     shard = await shards.existing(name)
     await commit(shard.register, command)
-    maintenance.keep(shard, retained=keep is not None)
+    maintenance.set_retained(shard, retained=keep is not None)
 
 
 async def force_gc(shards: Shards, maintenance: Maintenance, name: str) -> Collected:

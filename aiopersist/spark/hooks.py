@@ -29,7 +29,7 @@ from aiopersist.spark.plan import (
 )
 from aiopersist.spark.replace import Results
 from aiopersist.spark.sessions import arrow_schema
-from aiopersist.spark.tasks import StagedTask, TaskRefused, refusing
+from aiopersist.spark.tasks import StagedTask, TaskRefused, result_or_refusal
 from aiopersist.spark.write import WriteJob
 
 if TYPE_CHECKING:
@@ -123,12 +123,12 @@ class StagedMessage(WriterCommitMessage):
 
 
 def grant_write(
-    client: Client, plan: Planning, frame: pa.Schema, spec: WriteSpec, lease_s: float
+    client: Client, plan: Planning, columns: pa.Schema, spec: WriteSpec, lease_s: float
 ) -> GrantedWrite:
     """Plan a write of a DataFrame with these columns, and register its writer."""
 
     async def grant() -> GrantedWrite:
-        return await grant_writer(client, await plan(client, frame, spec), lease_s)
+        return await grant_writer(client, await plan(client, columns, spec), lease_s)
 
     return bridge().run(grant)
 
@@ -149,7 +149,7 @@ def commit_staged(
 
 def _run_here(work: Any, jobs: Sequence[tuple[Any, ...]]) -> list[StagedTask | TaskRefused]:
     """The tasks one after the other in this process: where Spark calls `commit`, there are no Spark tasks."""
-    return [refusing(work, *job) for job in jobs]
+    return [result_or_refusal(work, *job) for job in jobs]
 
 
 def abort_writes(location: SparkLocation, writes: Iterable[GrantedWrite]) -> None:
