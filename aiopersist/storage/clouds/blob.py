@@ -42,7 +42,7 @@ class CloudBlob(ServedBlob[CloudClient]):
         return None if data is None else data[:length]
 
     async def set(self, key: str, data: bytes | memoryview) -> None:
-        # a cancelled call leaves the driver with the data for a while, and the caller may change them
+        # a cancelled call leaves the driver with the data for a while: it gets bytes of its own
         await self._client.put(self._name(key), data if isinstance(data, bytes) else bytes(data))
 
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
