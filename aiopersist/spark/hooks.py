@@ -29,7 +29,7 @@ from aiopersist.spark.plan import (
 )
 from aiopersist.spark.replace import Results
 from aiopersist.spark.sessions import arrow_schema
-from aiopersist.spark.tasks import StagedTask, TaskRefused, result_or_refusal
+from aiopersist.spark.tasks import StagedTask, TaskRefused, outcome_of
 from aiopersist.spark.write import WriteJob
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def commit_staged(
 
 def _run_here(work: Any, jobs: Sequence[tuple[Any, ...]]) -> list[StagedTask | TaskRefused]:
     """The tasks one after the other in this process: where Spark calls `commit`, there are no Spark tasks."""
-    return [result_or_refusal(work, *job) for job in jobs]
+    return [outcome_of(work, *job) for job in jobs]
 
 
 def abort_writes(location: SparkLocation, writes: Iterable[GrantedWrite]) -> None:

@@ -15,7 +15,7 @@ from aiopersist.base.runtime import SYSTEM
 from aiopersist.data.lazy import pa
 from aiopersist.spark.bridge import Waits
 from aiopersist.spark.columns import invalid
-from aiopersist.spark.tasks import TaskRefused, result_or_refusal
+from aiopersist.spark.tasks import TaskRefused, outcome_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -88,7 +88,7 @@ def for_each(
     def run(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield _encoded(result_or_refusal(work, *jobs[number]))
+                yield _encoded(outcome_of(work, *jobs[number]))
 
     return collected(numbers.mapInArrow(run, RESULT))
 
@@ -99,7 +99,7 @@ def for_each_partition(
     """`work(batches)` for each partition; the results of one attempt of each, in any order. Blocks."""
 
     def run(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        yield _encoded(result_or_refusal(work, batches))
+        yield _encoded(outcome_of(work, batches))
 
     return collected(df.mapInArrow(run, RESULT))
 

@@ -50,7 +50,7 @@ from aiopersist.spark.options import LEASE_S, LOST, READ, STREAM_READ, STREAM_WR
 from aiopersist.spark.plan import GrantedWrite, plan_open_write
 from aiopersist.spark.sessions import arrow_schema, struct_type
 from aiopersist.spark.streams import StreamReader, StreamWriter
-from aiopersist.spark.tasks import TaskRefused, makes_a_table, result_or_refusal
+from aiopersist.spark.tasks import TaskRefused, makes_a_table, outcome_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -152,9 +152,7 @@ class BatchWriter(DataSourceArrowWriter):
         if makes_a_table():
             return StagedMessage(TaskRefused(invalid(LOST)))
         layout = self._write.plan.layout
-        return StagedMessage(
-            result_or_refusal(tasks.stage, self._location, self._write.grant, layout, iterator)
-        )
+        return StagedMessage(outcome_of(tasks.stage, self._location, self._write.grant, layout, iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         results = [message.result for message in messages if isinstance(message, StagedMessage)]

@@ -334,9 +334,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return StagedMessage(write)
         context = TaskContext.get()
         query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
-        staged = tasks.result_or_refusal(
-            tasks.stage, self._location, write.grant, write.plan.layout, iterator
-        )
+        staged = tasks.outcome_of(tasks.stage, self._location, write.grant, write.plan.layout, iterator)
         return StagedMessage(staged, query, write)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

@@ -47,7 +47,7 @@ class TaskRefused(NamedTuple):
     error: Error
 
 
-def result_or_refusal(work: Callable[..., T], *args: Any) -> T | TaskRefused:
+def outcome_of(work: Callable[..., T], *args: Any) -> T | TaskRefused:
     """`work(*args)`, or the error that every attempt would meet."""
     try:
         return work(*args)
