@@ -53,8 +53,8 @@ def _untrimmable(value: Any) -> Any:
 
 class Settings(BaseModel, frozen=True, extra="forbid"):
     """The limits of a client. Names in `_s` are seconds, a century at most; names in `_bytes` are bytes. Zero
-    means none or never. The last nine are deprecated since 0.2:
-    nobody can choose them better than their defaults, so they become constants."""
+    means none or never. The last nine are deprecated since 0.2: nobody can choose them better than their
+    defaults, so they become constants."""
 
     # Stores
     open_timeout_s: Seconds = 30.0

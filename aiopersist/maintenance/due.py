@@ -72,7 +72,7 @@ class Weights:
         for ordinal, batch in state.batches.items():
             previous = before.get(ordinal)
             is_same = previous is not None and previous.batch is batch
-            self._batches[ordinal] = previous if previous and is_same else _weighed_batch(batch)
+            self._batches[ordinal] = before[ordinal] if is_same else _weighed_batch(batch)
         ordinals, every = list(self._batches), list(self._batches.values())
         weighed = {}
         for one in spine:

@@ -29,6 +29,15 @@ async def cancelled(task: asyncio.Future[Any]) -> None:
 # --- deletions that end half-way ----------------------------------------------------------------------
 
 
+async def half_deleted(r: Any, w: Any) -> ap.Batch:
+    """A batch of two parts whose deletion failed after one of them."""
+    batch: ap.Batch = await w.batch([("a", 1, 0, 1), ("b", 1, 0, 1)], 0, 1)
+    r.blob.deletes_half = True
+    with pytest.raises(ap.StorageUnavailable):
+        await batch.delete()
+    return batch
+
+
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "handed_over"])
 async def test_a_half_deleted_batch_can_only_be_deleted(shared: bool) -> None:
     """Goal: some of its blobs are gone, so it cannot be appended, flushed or handed over; the deletion is
@@ -72,10 +81,7 @@ async def test_a_half_deleted_batch_can_only_be_deleted(shared: bool) -> None:
 async def test_one_deletion_of_a_half_deleted_batch_at_a_time() -> None:
     async with rig(blob_target_size=1, inline_writes_single_max_bytes=0, retry_timeout_s=0.0) as r:
         w = await r.writer()
-        batch = await w.batch([("a", 1, 0, 1), ("b", 1, 0, 1)], 0, 1)
-        r.blob.deletes_half = True
-        with pytest.raises(ap.StorageUnavailable):
-            await batch.delete()
+        batch = await half_deleted(r, w)
         r.blob.deletes_half = False
         r.blob.before_delete.shut()
         first = asyncio.create_task(batch.delete())
@@ -89,10 +95,7 @@ async def test_one_deletion_of_a_half_deleted_batch_at_a_time() -> None:
 async def test_a_half_deleted_batch_that_is_dropped_releases_its_registration() -> None:
     async with rig(blob_target_size=1, inline_writes_single_max_bytes=0, retry_timeout_s=0.0) as r:
         w = await r.writer()
-        batch = await w.batch([("a", 1, 0, 1), ("b", 1, 0, 1)], 0, 1)
-        r.blob.deletes_half = True
-        with pytest.raises(ap.StorageUnavailable):
-            await batch.delete()
+        batch = await half_deleted(r, w)
         with pytest.warns(ResourceWarning, match="with 2 parts"):  # noqa: PT031  # whenever it is collected
             del batch
             for _ in range(3):  # the traceback of the failure goes first

@@ -28,18 +28,19 @@ def kept(greatest: Greatest) -> int:
     return sum(map(len, greatest._seen))
 
 
+def rows_until(go_on: threading.Event) -> Iterator[Any]:
+    """A row, and then a wait that only another thread ends."""
+    yield ("a", 1, 0, 1)
+    go_on.wait(30)
+
+
 async def test_iterators_that_wait_take_no_thread_from_others() -> None:
     """Goal: as many as there are worker threads, and more, stand still; a large batch is made meanwhile."""
     go_on = threading.Event()
-
-    def updates() -> Iterator[Any]:
-        yield ("a", 1, 0, 1)
-        go_on.wait(30)
-
     async with rig() as r:
         w = await r.writer()
         threads = stack_of(r.client).threads.most
-        waiting = [asyncio.create_task(w.batch(updates(), 0, 1)) for _ in range(max(4, 2 * threads))]
+        waiting = [asyncio.create_task(w.batch(rows_until(go_on), 0, 1)) for _ in range(max(4, 2 * threads))]
         try:
             await asyncio.sleep(0.05)
             async with asyncio.timeout(50):
@@ -55,18 +56,13 @@ async def test_iterators_that_wait_take_no_thread_from_others() -> None:
 async def test_an_iterator_that_waits_does_not_keep_its_caller() -> None:
     """Goal: a cancelled call returns, though the thread of its iterator cannot be stopped."""
     go_on = threading.Event()
-
-    def updates() -> Iterator[Any]:
-        yield ("a", 1, 0, 1)
-        go_on.wait(30)
-
     async with rig() as r:
         w = await r.writer()
         try:
             async with asyncio.timeout(50):
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.05):
-                        await w.batch(updates(), 0, 1)
+                        await w.batch(rows_until(go_on), 0, 1)
         finally:
             go_on.set()
 
