@@ -129,10 +129,10 @@ class _Input(NamedTuple):
 
 async def divide(fetch: Fetch, runs: Runs, selection: Selection, reader: str, tasks: int) -> list[Piece]:
     """About `tasks` pieces, at least one, of the selected updates of the runs. The reader of a piece must use
-    the same bounds on times and the same condition."""
+    the same selection."""
     order = leaves(fetch.schema)
     source = await _Input.of(fetch, runs, selection, reader)
-    blocks = await _blocks(fetch, source.parts, reader, order, tasks) if tasks > 1 else []
+    blocks = await _blocks(source, selection, reader, order, tasks) if tasks > 1 else []
     return await fetch.stack.compute(_pieces, source, plan_key_ranges(blocks, tasks), order)
 
 
@@ -145,8 +145,8 @@ async def divide_with(
     key_leaves = sum(leaf.path[0] == "key" for leaf in order)
     source = await _Input.of(fetch, runs, selection, reader)
     beside = await _Input.of(fetch, others, Selection(), "")
-    blocks = await _blocks(fetch, source.parts, reader, order, tasks)
-    blocks += await _blocks(fetch, beside.parts, "", order, tasks)
+    blocks = await _blocks(source, selection, reader, order, tasks)
+    blocks += await _blocks(beside, Selection(), "", order, tasks)
     ranges = plan_key_ranges(blocks, tasks)
     whole_keys = [r if len(r.prefix) < key_leaves else KeyRange(r.prefix[:key_leaves]) for r in ranges]
     pieces = await fetch.stack.compute(_pieces, source, ranges, order)
@@ -185,15 +185,16 @@ def _inline(fetch: Fetch, rows: "pa.Table") -> HollowBatch:
 
 
 async def _blocks(
-    fetch: Fetch, parts: list[Named], reader: str, order: list[Leaf], tasks: int
+    source: _Input, selection: Selection, reader: str, order: list[Leaf], tasks: int
 ) -> list[Block]:
-    """Each row group of the larger parts, and each other part as a whole."""
+    """Each row group of the larger parts that may match, and each other part as a whole."""
+    fetch, parts = source.fetch, source.parts
     total = sum(part.rows for _, part in parts)
     fine = total // (tasks * BLOCKS_PER_TASK)
     row_group = fetch.stack.settings.row_group_bytes
     larger = [p for _, p in parts if p.rows > fine and (p.goodbytes is None or p.goodbytes > row_group)]
     larger.sort(key=lambda part: -part.rows)
-    jobs = [partial(_row_groups, fetch, part, reader, order) for part in larger[:FOOTERS_MAX]]
+    jobs = [partial(_row_groups, fetch, part, selection, reader, order) for part in larger[:FOOTERS_MAX]]
     groups = await run_bounded(fetch.stack.settings.fetch_max_outstanding_parts, jobs)
     blocks = [block for of_part in groups for block in of_part]
     divided = {id(part) for part in larger[:FOOTERS_MAX]}
@@ -201,6 +202,9 @@ async def _blocks(
     return blocks + rest
 
 
-async def _row_groups(fetch: Fetch, part: HollowPart, reader: str, order: list[Leaf]) -> list[Block]:
+async def _row_groups(
+    fetch: Fetch, part: HollowPart, selection: Selection, reader: str, order: list[Leaf]
+) -> list[Block]:
     index = await fetch.index(part, reader)
-    return [Block(bounds_of(group.stats, order), group.rows) for group in index.row_groups]
+    groups = [index.row_groups[number] for number in await fetch.matching(index, selection)]
+    return [Block(bounds_of(group.stats, order), group.rows) for group in groups]

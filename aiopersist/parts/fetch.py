@@ -213,10 +213,10 @@ class Fetch:
         bytes, checked, and the numbers of its row groups. A part of at most `range_bytes` is one range."""
         if part.size <= self.range_bytes:
             index, data = await self._read(part, None, part.size, reader, lambda d: (_index(d, part), d))
-            yield index, 0, data, await self._matching(index, selection)
+            yield index, 0, data, await self.matching(index, selection)
             return
         index = await self.index(part, reader)
-        chosen = _holding(index, await self._matching(index, selection), rows)
+        chosen = _holding(index, await self.matching(index, selection), rows)
         for numbers, (offset, length) in _ranges(index, chosen, 0, self.range_bytes):
             check = partial(checked, index, offset, row_groups=numbers)
             yield index, offset, await self._read(part, offset, length, reader, check), numbers
@@ -240,7 +240,7 @@ class Fetch:
         neighbouring row groups are one range, since both may have rows of a key."""
         schema = self.shard.schema(part.schema_id)
         index = await self._cached_index(part, reader)
-        chosen = await self._matching(index, selection)
+        chosen = await self.matching(index, selection)
         by_keys = selection.keys if part.schema_id == self.schema_id else None
         tables = []
         for numbers, (offset, length) in _ranges(index, chosen, GAP_BYTES, 2 * self.range_bytes):
@@ -264,7 +264,7 @@ class Fetch:
 
         return await self._read(part, None, part.size, reader, checked_whole)
 
-    async def _matching(self, index: PartIndex, selection: Selection) -> list[int]:
+    async def matching(self, index: PartIndex, selection: Selection) -> list[int]:
         """The row groups that may have matching rows."""
         groups, keys = index.row_groups, selection.keys
         numbers = list(range(len(groups)))

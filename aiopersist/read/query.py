@@ -15,6 +15,7 @@ from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import contents, sort_and_consolidate, sum_columns
 from aiopersist.data.updates.updates import decode_rows
 from aiopersist.parts.fetch import Named
+from aiopersist.parts.runs import plan_runs
 
 Columns = Sequence[str]
 
@@ -40,6 +41,11 @@ class Query:
             check_where(where, schema)
         return cls(schema, where, None if columns is None else resolve_columns(columns, schema))
 
+    @property
+    def prunes(self) -> bool:
+        """Whether statistics may exclude parts."""
+        return self.where is not None or self.keys is not None or self.may_match is not None
+
     def matching(self, parts: list[Named]) -> list[Named]:
         """The parts that may hold matching rows, by their statistics."""
         if self.keys is not None:
@@ -50,6 +56,13 @@ class Query:
             return parts
         kept = prune(self.where, [part.stats for _, part in parts], self.schema)
         return [named for named, keep in zip(parts, kept, strict=True) if keep]
+
+    def runs(self, parts: list[Named]) -> list[list[Named]]:
+        """Their runs, with only the parts that may hold matching rows. Planned of all parts, since the runs
+        of a batch count them."""
+        kept = {id(part) for _, part in self.matching(parts)}
+        runs = ([named for named in run if id(named[1]) in kept] for run in plan_runs(parts))
+        return [run for run in runs if run]
 
     def projected(self, table: pa.Table) -> pa.Table:
         """The chosen columns of updates, not summed."""

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from operator import and_
@@ -95,14 +96,17 @@ class SharedRead(Resource):
         """An upper bound of the updates that are read: those in its parts."""
         return sum(part.rows for _, part in self._parts)
 
-    async def pieces(self, tasks: int) -> list[bytes]:
-        """About `tasks` pieces, at least one, in the order of their rows, for `read_piece`. One
-        request for each larger part."""
+    async def pieces(self, tasks: int, where: Any = None) -> list[bytes]:
+        """About `tasks` pieces, at least one, in the order of their rows, for `read_piece`. With `where` only
+        of the parts and row groups that may have matching rows: give `read_piece` the same condition. One
+        request for each larger part. `InvalidUsage` of kind `INVALID_COLUMN` for a bad condition."""
         with self._scope.call():
             if type(tasks) is not int or tasks < 1:
                 raise ValueError(f"tasks={tasks!r} is not a positive int")
-            runs = plan_runs(self._parts)
-            pieces = await divide(self._fetch, runs, self._range.selection, self._reader, tasks)
+            query = Query.of(self._fetch.schema, where, None)
+            runs = await self._fetch.stack.compute(query.runs, self._parts)
+            selection = replace(self._range.selection, where=where)
+            pieces = await divide(self._fetch, runs, selection, self._reader, tasks)
             return await self._fetch.stack.compute(lambda: [self._encoded(piece) for piece in pieces])
 
     async def _pieces_beside(self, tasks: int, staged: Sequence[HollowBatch]) -> list[tuple[bytes, bytes]]:

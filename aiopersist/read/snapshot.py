@@ -186,8 +186,7 @@ class Snapshot(PinnedRead, Generic[K, V]):
         return Query.of(self._fetch.schema, where, columns)
 
     async def _matching(self, query: Query) -> list[Named]:
-        is_all = query.where is None and query.keys is None and query.may_match is None
-        if is_all or all(part.stats is None for _, part in self._parts):
+        if not query.prunes or all(part.stats is None for _, part in self._parts):
             return self._parts
         return await self._fetch.stack.compute(query.matching, self._parts)
 
@@ -254,11 +253,10 @@ class Snapshot(PinnedRead, Generic[K, V]):
     async def _merged(self, query: Query) -> "AsyncGenerator[pa.RecordBatch, None]":
         self._hold.check(self._reader)
         selection = Selection(as_of=self.as_of, not_as_of=query.after, where=query.where, keys=query.keys)
-        runs = plan_runs(self._parts)  # of all parts: the runs of a batch count them
-        if query.where is not None or query.may_match is not None:
-            kept = {id(part) for _, part in await self._matching(query)}
-            matching = ([named for named in run if id(named[1]) in kept] for run in runs)
-            runs = [run for run in matching if run]
+        if query.prunes:
+            runs = await self._fetch.stack.compute(query.runs, self._parts)
+        else:
+            runs = plan_runs(self._parts)
         source = self._fetch, runs, selection, self._reader
         if query.paths is None:
             merged = in_batches(*source, final=True)

@@ -152,7 +152,7 @@ class SparkClient(Resource):
         read = await client.workers.shared_read(shard, **range_)
         try:
             columns = _checked(make, where, read.schema)
-            df = await on_caller(self._planned, await read.pieces(tasks_), columns, where)
+            df = await on_caller(self._planned, await read.pieces(tasks_, where), columns, where)
             with self._lock:
                 self._client()  # another thread may have closed it meanwhile
                 self._reads.append((df, read))

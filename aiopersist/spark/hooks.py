@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
@@ -13,6 +15,7 @@ from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from aiopersist.client.client import Client
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.part.key_range import Leaf, leaves
+from aiopersist.data.part.where_text import parse_where
 from aiopersist.data.types.schema import Schema
 from aiopersist.spark import tasks
 from aiopersist.spark.bridge import bridge
@@ -62,8 +65,15 @@ def check_schema(columns: Columns, schema: StructType) -> None:
         )
 
 
-def key_condition(options: Options, schema: Schema[Any, Any, Any]) -> Any:
-    """The condition of the option `key_range`."""
+def condition_of(options: Options, schema: Schema[Any, Any, Any]) -> Any:
+    """The condition of the options `where` and `key_range`; `None` without both."""
+    text = options.text("where")
+    conditions = [None if text is None else parse_where(text, schema), _key_condition(options, schema)]
+    present = [condition for condition in conditions if condition is not None]
+    return reduce(and_, present) if present else None
+
+
+def _key_condition(options: Options, schema: Schema[Any, Any, Any]) -> Any:
     bounds = options.key_range()
     if bounds is None:
         return None

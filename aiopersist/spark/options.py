@@ -17,19 +17,20 @@ from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.plan import APPEND, DELETE, OVERWRITE, UPSERT, WriteSpec
 from aiopersist.spark.sessions import arrow_schema
 
-WHERE = {"path", "location", "blob", "consensus"}
-READ = WHERE | {
+PLACE = {"path", "location", "blob", "consensus"}
+READ = PLACE | {
     "asof",
     "startingtime",
     "endingtime",
     "expand",
     "columns",
+    "where",
     "keyrange",
     "parallelism",
     "leases",
 }
-WRITE = WHERE | {"time", "diff", "keys", "schema", "apply", "txnappid", "txnversion", "parallelism", "leases"}
-STREAM_READ = WHERE | {
+WRITE = PLACE | {"time", "diff", "keys", "schema", "apply", "txnappid", "txnversion", "parallelism", "leases"}
+STREAM_READ = PLACE | {
     "startingtime",
     "columns",
     "expand",
@@ -39,7 +40,7 @@ STREAM_READ = WHERE | {
     "maxrowspertrigger",
     "maxbytespertrigger",
 }
-STREAM_WRITE = WHERE | {"time", "diff", "keys", "schema", "apply", "txnappid", "parallelism", "leases"}
+STREAM_WRITE = PLACE | {"time", "diff", "keys", "schema", "apply", "txnappid", "parallelism", "leases"}
 INSERT = "insert"
 SPARKS_OWN = {"checkpointlocation", "queryname"}  # options of Spark that sinks also get
 

@@ -120,7 +120,7 @@ class Replacement:
         """The rows to retract, for each task."""
         mode, where = self._plan.spec.mode, self._plan.spec.where
         if where is not None or (mode == OVERWRITE and not self._plan.table):
-            return [Retraction(piece, where=where) for piece in await read.pieces(self._tasks)]
+            return [Retraction(piece, where=where) for piece in await read.pieces(self._tasks, where)]
         hollow = [decode(staged.batch, self._plan.shard).batch for staged in self._staged]
         return [
             Retraction(*pieces, unique=mode != DELETE, every=mode == OVERWRITE)

@@ -40,8 +40,8 @@ from aiopersist.spark.hooks import (
     check_schema,
     columns_of,
     commit_staged,
+    condition_of,
     grant_write,
-    key_condition,
     read_partition,
     stored_schema,
 )
@@ -120,8 +120,8 @@ async def _planned(client: Client, options: Options) -> tuple[list[bytes], Colum
         keep=True,
     )
     try:
-        columns, where = columns_of(options, read.schema), key_condition(options, read.schema)
-        pieces = await read.pieces(options.tasks)
+        columns, where = columns_of(options, read.schema), condition_of(options, read.schema)
+        pieces = await read.pieces(options.tasks, where)
     except BaseException:
         await read.give_up()
         raise

@@ -1,7 +1,10 @@
 """Goal: the pieces of a shared read, one after the other, equal a plain list of updates, in any process
 and beside any other work; a read that was given up is an error, never wrong data."""
 
+import itertools
 import random
+import uuid
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 import aiopersist as ap
+from aiopersist.testing.faults import Faults, FaultyBlob
 from aiopersist.testing.model import Model
 from tests.conftest import StoreUrls
 from tests.read.shared_read_kit import (
@@ -27,6 +31,7 @@ from tests.read.shared_read_kit import (
     rows_of,
     told,
 )
+from tests.read.test_query import client_of
 from tests.support.processes import Place
 from tests.support.schemas import SCHEMA, Val
 
@@ -73,6 +78,9 @@ CONDITIONS: dict[str, tuple[Any, Any, Callable[..., bool]]] = {
     "float": ("float", pc.field("key") >= 0.0, lambda k, v: k >= 0.0),
     "hot": ("hot", pc.field("val") < 50, lambda k, v: v < 50),
 }
+
+
+WITHOUT_STATISTICS = {"stats_budget_bytes": 0}
 
 
 async def sizes(client: ap.Client, pieces: list[bytes]) -> list[int]:
@@ -159,18 +167,56 @@ async def test_contents_at_product_times(place: Place, compacted: bool, layout: 
         await all_read(client, other, contents(model, as_of), as_of=as_of)
 
 
+@pytest.mark.parametrize("statistics", [True, False], ids=["", "no statistics"])
 @pytest.mark.parametrize("name", CONDITIONS)
-async def test_a_condition_is_exact(place: Place, name: str) -> None:
+async def test_a_condition_is_exact(place: Place, name: str, statistics: bool) -> None:
+    """Goal: whether the plan knows it or not; and with parts that the state says nothing of."""
     kind, where, keep = CONDITIONS[name]
-    client, other = await place.client(**LAYOUTS["both"]), await place.client()
+    layout = LAYOUTS["both"] | ({} if statistics else WITHOUT_STATISTICS)
+    client, other = await place.client(**layout), await place.client()
     model = await filled(client, *KINDS[kind])
     async with client.workers.shared_read("t") as whole, client.workers.shared_read("t", start=2) as changed:
-        for tasks in TASKS:
-            assert await read(other, await whole.pieces(tasks), where) == contents(model, 9, keep)
-            assert await read(other, await changed.pieces(tasks), where) == changes(model, 2, 10, keep)
-        with pytest.raises(ap.InvalidUsage) as caught:
-            await rows_of(other, (await whole.pieces(1))[0], pc.field("nothing") == 1)
-        assert caught.value.kind == ap.UsageKind.INVALID_COLUMN
+        for tasks, planned in itertools.product(TASKS, (None, where)):
+            assert await read(other, await whole.pieces(tasks, planned), where) == contents(model, 9, keep)
+            assert await read(other, await changed.pieces(tasks, planned), where) == changes(
+                model, 2, 10, keep
+            )
+        unknown = pc.field("nothing") == 1
+        piece = (await whole.pieces(1))[0]
+        for refused in (rows_of(other, piece, unknown), whole.pieces(1, unknown)):
+            with pytest.raises(ap.InvalidUsage) as caught:
+                await refused
+            assert caught.value.kind == ap.UsageKind.INVALID_COLUMN
+
+
+async def test_a_plan_with_a_condition_leaves_out_what_cannot_match() -> None:
+    """Goal: of small parts only those that may match are fetched; without the condition the plan names all,
+    and each is fetched. Of a large part the row groups that may match are shared among the tasks."""
+    where = (pc.field("key") >= "c000") & (pc.field("key") < "c100")
+
+    async def rows_and_requests(bounds: str, planned: Any) -> tuple[list[int], Counter[str]]:
+        faults, name = Faults(), uuid.uuid4().hex
+        blob = FaultyBlob(ap.open_blob(f"mem://{name}"), faults)
+        async with client_of(bounds, blob, f"mem://{name}") as client:
+            async with client.writer("t", SCHEMA) as writer:
+                for time, letter in enumerate("abcd"):
+                    updates = [(f"{letter}{i:03}", i, time, 1) for i in range(200)]
+                    await writer.compare_and_append(updates, time, time + 1)
+            before = Counter(faults.calls)
+            async with client.workers.shared_read("t") as shared:
+                pieces = await shared.pieces(4, planned)
+                rows = [len(await rows_of(client, piece, where)) for piece in pieces]
+        assert sum(rows) == 100
+        return rows, Counter(faults.calls) - before
+
+    _, requests = await rows_and_requests("blobs", where)
+    assert (requests["get"], requests["get_range"]) == (1, 0)
+    _, requests = await rows_and_requests("blobs", None)
+    assert (requests["get"], requests["get_range"]) == (4, 0)
+    rows, _ = await rows_and_requests("tiny row groups", where)
+    assert max(rows) <= 30
+    rows, _ = await rows_and_requests("tiny row groups", None)
+    assert max(rows) == 100
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
