@@ -7,7 +7,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.base.frontier import Antichain, Description
 from aiopersist.data.part.inline import decode_inline, encode_inline
-from aiopersist.data.part.part import decode_part, encode_part
+from aiopersist.data.part.part import PartWriter, decode_part
 from aiopersist.data.updates.consolidate import sort_and_consolidate
 from benches import byhand
 
@@ -33,11 +33,11 @@ def test_consolidate(n: int, rounds: Any, enabled: bool) -> None:
 
 def test_encode_part(rounds: Any, enabled: bool) -> None:
     table = sort_and_consolidate(byhand.table(500_000 if enabled else SHORT))
-    encoded = encode_part(table, SCHEMA, DESCRIPTION, row_group_bytes=ROW_GROUP_BYTES)
+    encoded = PartWriter(SCHEMA, DESCRIPTION).whole(table, ROW_GROUP_BYTES)
     other = byhand.part(table)
 
     async def encode() -> None:
-        encode_part(table, SCHEMA, DESCRIPTION, row_group_bytes=ROW_GROUP_BYTES)
+        PartWriter(SCHEMA, DESCRIPTION).whole(table, ROW_GROUP_BYTES)
 
     async def encode_by_hand() -> None:
         byhand.part(table)
@@ -52,7 +52,7 @@ def test_decode_part(rounds: Any, enabled: bool) -> None:
     import pyarrow.parquet as pq
 
     table = sort_and_consolidate(byhand.table(500_000 if enabled else SHORT))
-    encoded = encode_part(table, SCHEMA, DESCRIPTION, row_group_bytes=ROW_GROUP_BYTES)
+    encoded = PartWriter(SCHEMA, DESCRIPTION).whole(table, ROW_GROUP_BYTES)
     other = byhand.part(table)
 
     async def decode() -> None:
@@ -68,13 +68,13 @@ def test_inline_part(rounds: Any) -> None:
     """Ten rows as an IPC message and as a small Parquet file."""
     table = sort_and_consolidate(byhand.table(10))
     data = encode_inline(table)
-    part = encode_part(table, SCHEMA, DESCRIPTION, row_group_bytes=ROW_GROUP_BYTES)
+    part = PartWriter(SCHEMA, DESCRIPTION).whole(table, ROW_GROUP_BYTES)
 
     async def inline() -> None:
         decode_inline(encode_inline(table), SCHEMA, None)
 
     async def parquet() -> None:
-        encode_part(table, SCHEMA, DESCRIPTION, row_group_bytes=ROW_GROUP_BYTES)
+        PartWriter(SCHEMA, DESCRIPTION).whole(table, ROW_GROUP_BYTES)
         decode_part(part.data, part, SCHEMA)
 
     assert len(data) < part.size

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiopersist.base.frontier import Antichain, Description
 from aiopersist.data.lazy import pa
-from aiopersist.data.part.part import EncodedPart, encode_part
+from aiopersist.data.part.part import EncodedPart, PartWriter
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.assemble import concat
 from aiopersist.parts.put import NewBlobs, inline_part, put, stats_spec
@@ -77,4 +77,4 @@ class RawParts:
     def _encoded(self, table: "pa.Table", schema: Schema[Any, Any, Any]) -> EncodedPart:
         settings = self._stack.settings
         size, stats = settings.row_group_bytes, stats_spec(settings)
-        return encode_part(table, schema, DESCRIPTION, row_group_bytes=size, stats=stats)
+        return PartWriter(schema, DESCRIPTION, stats).whole(table, size)

@@ -6,10 +6,11 @@ from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
 from aiopersist.base.errors import Error, Indeterminate, StorageUnavailable
+from aiopersist.base.frontier import Description
 from aiopersist.base.settings import Settings
 from aiopersist.data.lazy import pa
 from aiopersist.data.part.inline import checksum, encode_inline
-from aiopersist.data.part.part import EncodedPart, StatsSpec
+from aiopersist.data.part.part import EncodedPart, PartWriter, StatsSpec
 from aiopersist.shard.shard import Shard
 from aiopersist.state.keys import BlobKey
 from aiopersist.state.record import HollowPart, InlineBytes
@@ -72,6 +73,12 @@ def stats_spec(settings: Settings) -> StatsSpec:
     """The statistics that parts carry."""
     untrimmable = settings.stats_untrimmable_columns
     return StatsSpec(settings.stats_collection_enabled, settings.stats_budget_bytes, untrimmable)
+
+
+def part_writer(shard: Shard, schema_id: int, description: Description) -> PartWriter:
+    """Writes a part of the shard in its schema of that id."""
+    stats = stats_spec(shard.stack.settings)
+    return PartWriter(shard.schema(schema_id), description, stats, shard.columns(schema_id))
 
 
 async def put(blob: Blob, key: str, part: EncodedPart, schema_id: int) -> HollowPart:

@@ -7,14 +7,14 @@ from typing import Any
 from aiopersist.base.errors import Corruption
 from aiopersist.base.frontier import Antichain, Description
 from aiopersist.data.lazy import pa
-from aiopersist.data.part.part import EncodedPart, PartWriter, encode_part
+from aiopersist.data.part.part import EncodedPart, PartWriter
 from aiopersist.data.types.schema import Schema, plain_types
 from aiopersist.data.updates.buffer import Buffer
 from aiopersist.data.updates.consolidate import diff_sum, sort_and_consolidate
 from aiopersist.data.updates.order import row_key
 from aiopersist.data.updates.sizes import goodbytes
 from aiopersist.data.updates.times import rows_after
-from aiopersist.parts.put import NewBlobs, inline_part, put, stats_spec
+from aiopersist.parts.put import NewBlobs, inline_part, part_writer, put
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import Total
@@ -100,8 +100,10 @@ class SortedParts:
             self.uncompacted = None if later is None else self.uncompacted + later
 
     def _encode(self, whole: "pa.Table") -> EncodedPart:
-        size, stats = self._stack.settings.row_group_bytes, stats_spec(self._stack.settings)
-        return encode_part(whole, self._schema, self._description, row_group_bytes=size, stats=stats)
+        return self._new_part().whole(whole, self._stack.settings.row_group_bytes)
+
+    def _new_part(self) -> PartWriter:
+        return part_writer(self._shard, self._schema_id, self._description)
 
     async def finish(self) -> tuple[HollowPart, ...]:
         """The uploaded parts; none if nothing was added."""
@@ -131,7 +133,7 @@ class SortedParts:
         if not table.num_rows:
             return
         if self._part is None:
-            self._part = PartWriter(self._schema, self._description, stats_spec(self._stack.settings))
+            self._part = self._new_part()
         await self._stack.compute(self._part.write, table)
         self._part_key = row_key(table, -1, ("key",))
 

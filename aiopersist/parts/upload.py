@@ -28,7 +28,7 @@ from aiopersist.base.frontier import Antichain, Description, Time, minimum
 from aiopersist.base.resource import run_bounded
 from aiopersist.base.settings import Settings
 from aiopersist.data.lazy import pa
-from aiopersist.data.part.part import EncodedPart, PartWriter
+from aiopersist.data.part.part import EncodedPart
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.buffer import Buffer, Row
 from aiopersist.data.updates.consolidate import sort_and_consolidate, sorted_rows
@@ -38,7 +38,7 @@ from aiopersist.data.updates.sizes import check_update_size, cut, goodbytes, gro
 from aiopersist.data.updates.times import Greatest, Seen, first_row_not_beyond
 from aiopersist.data.updates.tiny import TIME_AND_DIFF_BYTES, PlainRows
 from aiopersist.parts.columns import columns_of
-from aiopersist.parts.put import NewBlobs, inline_part, put, stats_spec
+from aiopersist.parts.put import NewBlobs, inline_part, part_writer, put
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import Total
@@ -77,6 +77,7 @@ class Upload:
         self.seen = Seen()
         """The times, if the upload is raw."""
         self._stack: Stack = shard.stack
+        self._shard = shard
         self._blobs = NewBlobs(shard, writer)
         self._schema = schema
         self._schema_id = schema_id
@@ -316,7 +317,7 @@ class Upload:
         self, tables: "Callable[[], Iterator[pa.Table]]"
     ) -> "tuple[EncodedPart, Any, Any, int] | None":
         description = Description(self.lower, Antichain(), self._since)
-        writer = PartWriter(self._schema, description, stats_spec(self._stack.settings))
+        writer = part_writer(self._shard, self._schema_id, description)
         first = last = None
         for group in groups(tables(), self._stack.settings.row_group_bytes):
             first = row_key(group, 0) if first is None else first

@@ -4,7 +4,9 @@ from typing import Any, TypeVar
 
 from aiopersist.base.errors import ShardFinalized, UnknownShard
 from aiopersist.base.frontier import Antichain, Time, minimum, shaped
+from aiopersist.data.lazy import pa
 from aiopersist.data.types.evolve import mismatch
+from aiopersist.data.types.field_ids import with_field_ids
 from aiopersist.data.types.schema import Schema
 from aiopersist.shard.catalog import ShardId, find
 from aiopersist.shard.commit import commit
@@ -30,6 +32,7 @@ class Shard:
         self.register.label_of = lambda: self.label
         self.hold: SharedHold = (ReadonlyHold if stack.readonly else SharedHold)(stack, self.register)
         self._schemas: dict[int, Schema[Any, Any, Any]] = {}
+        self._columns: dict[int, pa.Schema] = {}
 
     @property
     def label(self) -> str:
@@ -86,6 +89,15 @@ class Shard:
             live(self.state)
             self._schemas[schema_id] = Schema.from_record(self.state.schemas[schema_id])
         return self._schemas[schema_id]
+
+    def columns(self, schema_id: int) -> "pa.Schema":
+        """The columns of the stored schema of that id, with the field ids of its parts. A stream of an
+        `Indexed` has one schema; the other schemas of the shard are those of other streams."""
+        if schema_id not in self._columns:
+            ids = sorted(n for n in self.state.schemas if n <= schema_id)
+            earlier = ids if self.state.streams is None else [schema_id]
+            self._columns[schema_id] = with_field_ids([self.schema(n).arrow_schema for n in earlier])
+        return self._columns[schema_id]
 
     def as_stored(self, schema: Schema[K, V, Any]) -> Schema[K, V, Any]:
         """`schema` in the shard's encoding of texts and bytes; `CodecMismatch` if it has another."""

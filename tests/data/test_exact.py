@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from aiopersist.base.errors import InvalidUpdate
 from aiopersist.base.frontier import Antichain, Description
-from aiopersist.data.part.part import decode_part, encode_part
+from aiopersist.data.part.part import PartWriter, decode_part
 from aiopersist.data.refusal import short
 from aiopersist.data.types.schema import Codec, Schema
 from aiopersist.data.updates.convert import to_table
@@ -213,5 +213,5 @@ def test_lists_of_nulls_beside_seconds_are_read_again(t: pa.DataType) -> None:
     numbers = pa.array([1] * 60, pa.int64())
     table = to_table(pa.table([keys, lists, numbers, numbers], ["key", "val", "time", "diff"]), schema)
     bounds = Description(Antichain(0), Antichain(2), Antichain(0))
-    part = encode_part(table, schema, bounds, row_group_bytes=100)
+    part = PartWriter(schema, bounds).whole(table, 100)
     assert decode_part(bytes(part.data), part, schema) == table

@@ -8,7 +8,7 @@ import pytest
 
 from aiopersist.base.frontier import Antichain, Description
 from aiopersist.data.jsonable import column_from_texts
-from aiopersist.data.part.part import decode_part, encode_part, iter_row_groups, read_index
+from aiopersist.data.part.part import PartWriter, decode_part, iter_row_groups, read_index
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import contents, sort_and_consolidate
 from aiopersist.data.updates.convert import to_table
@@ -47,7 +47,7 @@ def check(table: pa.Table, size: int) -> None:
 def test_tables_of_a_part_are_of_one_row_group(val: str) -> None:
     """Goal: where rows are larger than elsewhere, a table of so many rows would have any size."""
     schema, table = updates(val, 10, 6, 1)
-    part = encode_part(to_table(table, schema), schema, WHOLE, row_group_bytes=90)
+    part = PartWriter(schema, WHOLE).whole(to_table(table, schema), 90)
     data = bytes(part.data)
     tables = iter_row_groups(read_index(data, part), (0, data), [0, 1, 2], schema, 1000)
     assert [some.num_rows for some in tables] == [2, 2, 2]
@@ -59,7 +59,7 @@ def test_tables_of_a_part_are_of_one_row_group(val: str) -> None:
 def test_a_part_with_more_text_than_one_array_holds(val: str) -> None:
     """Goal: a compaction makes parts by their encoded size, which may be little."""
     schema, table = updates(val, 2**20, 256, 9)
-    part = encode_part(table, schema, WHOLE, row_group_bytes=2**23)
+    part = PartWriter(schema, WHOLE).whole(table, 2**23)
     check(decode_part(bytes(part.data), part, schema), 2**20)
 
 

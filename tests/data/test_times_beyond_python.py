@@ -125,7 +125,7 @@ def test_statistics_that_cannot_be_computed_stop_nothing(monkeypatch: pytest.Mon
         schema = Schema(key=int, val=int)
         rows = to_table([(1, 1, 0, 1)], schema)
         whole = Description(Antichain(0), Antichain(), Antichain(0))
-        encoded = part.encode_part(rows, schema, whole, row_group_bytes=100)
+        encoded = part.PartWriter(schema, whole).whole(rows, 100)
         assert encoded.stats is None or encoded.key_lower is None
         assert part.decode_part(bytes(encoded.data), encoded, schema).equals(rows)
         monkeypatch.undo()
@@ -176,7 +176,7 @@ def test_columns_with_one_path_in_parquet_have_no_encoding_of_their_own() -> Non
     rows = to_table([(i, {"a": {"b": i}, "a.b": "x"}, 0, 1) for i in range(50)], schema)
     assert "val.a.b" not in {*layout(rows)["use_dictionary"], *layout(rows)["column_encoding"]}
     whole = Description(Antichain(0), Antichain(), Antichain(0))
-    encoded = part.encode_part(rows, schema, whole, row_group_bytes=1000)
+    encoded = part.PartWriter(schema, whole).whole(rows, 1000)
     assert part.decode_part(bytes(encoded.data), encoded, schema).equals(rows)
 
 

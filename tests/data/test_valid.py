@@ -14,7 +14,7 @@ from aiopersist.base.errors import InvalidUpdate, Unsupported
 from aiopersist.base.frontier import Antichain, Description
 from aiopersist.base.settings import Settings
 from aiopersist.data.part.inline import decode_inline, encode_inline
-from aiopersist.data.part.part import decode_part, encode_part
+from aiopersist.data.part.part import PartWriter, decode_part
 from aiopersist.data.part.select import prune
 from aiopersist.data.part.stats import decode_key_lower, decode_stats
 from aiopersist.data.types.codec import DEPTH_MAX
@@ -189,7 +189,7 @@ def test_types_that_are_too_deep_are_refused(kind: str) -> None:
         t, value = wrap(t), around(value)
     schema: Schema[Any, Any, Any] = Schema(key=int, val=t)
     table = sort_and_consolidate(to_table([(i, value, 0, 1) for i in range(30)], schema))
-    part = encode_part(table, schema, WHOLE, row_group_bytes=200)
+    part = PartWriter(schema, WHOLE).whole(table, 200)
     assert decode_part(bytes(part.data), part, schema).equals(table)
     assert decode_inline(encode_inline(table), schema, None).equals(table)
     with pytest.raises(TypeError, match="more than 32 lists and structs within each other"):
@@ -229,7 +229,7 @@ def survives(schema: Schema[Any, Any, Any], given: pa.Table) -> bool:
         return True
     rows = plain(table)
     assert plain(decode_inline(encode_inline(table), schema, None)) == rows
-    part = encode_part(table, schema, WHOLE, row_group_bytes=200)
+    part = PartWriter(schema, WHOLE).whole(table, 200)
     assert plain(decode_part(bytes(part.data), part, schema)) == rows
     assert part.stats is not None
     decode_stats(part.stats, schema)

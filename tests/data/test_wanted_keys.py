@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiopersist.base.frontier import Antichain, Description
-from aiopersist.data.part.part import encode_part, plan_ranges, read_index, read_row_groups, read_rows
+from aiopersist.data.part.part import PartWriter, plan_ranges, read_index, read_row_groups, read_rows
 from aiopersist.data.part.wanted_keys import WantedKeys
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import sort_and_consolidate
@@ -49,7 +49,7 @@ def test_what_is_there_is_found(name: str) -> None:
             return
         size = data.draw(st.sampled_from([1, 40, 10_000]))
         start = Antichain(0) if case.time == 1 else Antichain((0,) * case.time)
-        part = encode_part(table, schema, Description(start, Antichain(), start), row_group_bytes=size)
+        part = PartWriter(schema, Description(start, Antichain(), start)).whole(table, size)
         index = read_index(bytes(part.data), part)
         there = schema.key.decode(table.column("key"))
         keys = [*data.draw(st.lists(st.sampled_from(there), max_size=3)), *others]

@@ -35,6 +35,7 @@ from aiopersist.data.part.stats import Record, collect, if_computable, key_lower
 from aiopersist.data.part.wanted_keys import WantedKeys
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.cast import retyped
+from aiopersist.data.types.field_ids import with_field_ids
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.consolidate import diff_sum
 from aiopersist.data.updates.sizes import cut, goodbytes
@@ -107,35 +108,23 @@ class StatsSpec(NamedTuple):
 DEFAULT_STATS = StatsSpec()
 
 
-def encode_part(
-    table: pa.Table,
-    schema: Schema[Any, Any, Any],
-    description: Description,
-    *,
-    row_group_bytes: int,
-    stats: StatsSpec = DEFAULT_STATS,
-) -> EncodedPart:
-    """The sorted, consolidated updates (at least one) as a part, in row groups of at most
-    `row_group_bytes` goodbytes, or of one larger row."""
-    writer = PartWriter(schema, description, stats)
-    row_groups = cut(table, row_group_bytes)
-    del table  # `row_groups` releases the chunks that are written: their memory shrinks as the part grows
-    for row_group in row_groups:
-        writer.write(row_group)
-    return writer.finish()
-
-
 class PartWriter:
     """Writes a part row group by row group, encoded in memory."""
 
     def __init__(
-        self, schema: Schema[Any, Any, Any], description: Description, stats: StatsSpec = DEFAULT_STATS
+        self,
+        schema: Schema[Any, Any, Any],
+        description: Description,
+        stats: StatsSpec = DEFAULT_STATS,
+        columns: pa.Schema | None = None,
     ) -> None:
+        """`columns` is `schema` with field ids; by default those of a shard without other schemas."""
         self.rows = 0
         self._goodbytes = 0
         self.diffs = 0
         """Their sum modulo 2**64."""
         self._schema = schema
+        self._columns = with_field_ids([schema.arrow_schema]) if columns is None else columns
         self._description = description
         self._stats = stats
         self._sink = _Sink()
@@ -148,10 +137,19 @@ class PartWriter:
         """Bytes so far."""
         return self._sink.tell()
 
+    def whole(self, table: pa.Table, row_group_bytes: int) -> EncodedPart:
+        """The sorted, consolidated updates (at least one) as a part, in row groups of at most
+        `row_group_bytes` goodbytes, or of one larger row."""
+        row_groups = cut(table, row_group_bytes)
+        del table  # `row_groups` releases the chunks that are written: their memory shrinks as the part grows
+        for row_group in row_groups:
+            self.write(row_group)
+        return self.finish()
+
     def write(self, table: pa.Table) -> None:
         """Write the next row group: sorted, consolidated updates, at least one, above all updates before."""
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._sink, self._schema.arrow_schema, **layout(table))
+            self._writer = pq.ParquetWriter(self._sink, self._columns, **layout(table))
             self._key_lower = if_computable(lambda: key_lower(table))
         stats = if_computable(lambda: collect(table)) if self._stats.enabled else None
         self._writer.write_table(writable(table), row_group_size=table.num_rows)
@@ -381,9 +379,9 @@ def _frontier(elements: list[Any]) -> Antichain:
 
 
 def as_stored(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table in the types that were written: Parquet has no seconds. Arrow's cast of a table is not used:
-    it makes unsound lists of nulls."""
-    if table.schema.equals(schema):
+    """The table in the types that were written, without field ids: Parquet has no seconds. Arrow's cast of a
+    table is not used: it makes unsound lists of nulls."""
+    if table.schema.equals(schema, check_metadata=True):
         return table
     columns = [retyped(table.column(field.name), field.type) for field in schema]
     return pa.table(columns, schema)

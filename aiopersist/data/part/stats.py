@@ -1,5 +1,5 @@
 """Statistics of parts: the least and greatest value of each leaf column and the number of nulls, by the
-dotted name of the leaf (`key`, `val.amount`, `time`, `time.0`).
+dotted name of the leaf (`key`, `val.amount`, `time`, `time.0`, `diff`).
 
 Every value that is not null lies within the bounds, in the order of `updates/order.py`. So NaN is the
 greatest value. A long text is cut to a lower bound, or cut and rounded up to an upper bound; if it cannot
@@ -9,7 +9,7 @@ Points in time are integers throughout: Arrow's cover more years than Python's. 
 dots, two leaves may share a dotted name: then neither has statistics.
 
 The stored form is JSON. A budget limits its size: whole columns are dropped, larger ones first. Keys, and
-then times, are dropped last, since readers prune by them most.
+then times and diffs, are dropped last, since readers prune by them most.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ColumnStats(NamedTuple):
 
 
 def collect(table: pa.Table | pa.RecordBatch) -> Record:
-    """Exact statistics of key, value and time, with bounds cut."""
+    """Exact statistics of all columns, with bounds cut."""
     return {name: _of_leaf(leaf) for name, (_, leaf) in _named_leaves(table).items()}
 
 
@@ -138,8 +138,8 @@ def leaf_paths(schema: Schema[Any, Any, Any]) -> dict[str, tuple[str, ...]]:
 def _named_leaves(table: pa.Table | pa.RecordBatch) -> dict[str, tuple[tuple[str, ...], Any]]:
     """The leaf columns with their paths, by dotted name, without leaves that share a name."""
     named: dict[str, list[tuple[tuple[str, ...], Any]]] = {}
-    for half in ("key", "val", "time"):
-        for path, leaf in _leaves((half,), table.column(half)):
+    for column in ("key", "val", "time", "diff"):
+        for path, leaf in _leaves((column,), table.column(column)):
             named.setdefault(".".join(path), []).append((path, leaf))
     return {name: leaves[0] for name, leaves in named.items() if len(leaves) == 1}
 
@@ -249,8 +249,8 @@ def _order(value: Any, t: pa.DataType) -> Any:
 
 
 def _rank(name: str) -> int:
-    """The order in which columns are kept: times first, then keys, since readers prune by them."""
-    return {"time": 0, "key": 1}.get(name.partition(".")[0], 2)
+    """The order in which columns are kept: times and diffs first, then keys, since readers prune by them."""
+    return {"time": 0, "diff": 0, "key": 1}.get(name.partition(".")[0], 2)
 
 
 def _leaf_fields(schema: Schema[Any, Any, Any]) -> dict[str, Field]:

@@ -7,7 +7,7 @@ schema has none, at any depth.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiopersist.data.arrays import bool_scalar
 from aiopersist.data.floats import canonical
@@ -53,8 +53,9 @@ def _cast(array: Array, to: pa.DataType) -> Array:
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     array = _decoded(array)
-    if array.type.equals(to, check_metadata=True) if _has_fields(to) else array.type == to:
-        return array
+    if array.type == to:
+        same = not _has_fields(to) or array.type.equals(to, check_metadata=True)
+        return array if same else pa.array(_Retyped(array, to))
     if is_.is_null(array.type):
         return pa.nulls(len(array), to)
     if is_.is_struct(to) and is_.is_struct(array.type):
@@ -181,6 +182,17 @@ def _cast_fixed(array: Array, to: pa.DataType) -> Array:
 def _list_of(array: Array, element: int) -> int:
     """As `list_of`; -1 (the whole column) stays -1."""
     return element if element < 0 else list_of(array, element)
+
+
+class _Retyped(NamedTuple):
+    """An array in a type that differs in metadata or the names of elements, by Arrow's C data interface."""
+
+    array: Array
+    type: pa.DataType
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        _, data = self.array.__arrow_c_array__()
+        return self.type.__arrow_c_schema__(), data
 
 
 def _has_fields(t: pa.DataType) -> bool:
