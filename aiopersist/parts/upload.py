@@ -40,7 +40,6 @@ from aiopersist.data.updates.tiny import TIME_AND_DIFF_BYTES, PlainRows
 from aiopersist.parts.columns import columns_of
 from aiopersist.parts.put import NewBlobs, inline_part, part_writer, put
 from aiopersist.shard.shard import Shard
-from aiopersist.shard.stack import Stack
 from aiopersist.state.compaction import Total
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.record import HollowPart
@@ -76,8 +75,8 @@ class Upload:
         self.rows_taken = 0
         self.seen = Seen()
         """The times, if the upload is raw."""
-        self._stack: Stack = shard.stack
         self._shard = shard
+        self._stack = shard.stack
         self._blobs = NewBlobs(shard, writer)
         self._schema = schema
         self._schema_id = schema_id
@@ -90,8 +89,7 @@ class Upload:
         self._in_flight: deque[tuple[asyncio.Task[list[_FinishedPart]], int]] = deque()
         """The number of parts of each started run."""
         self._added = 0  # goodbytes
-        self._at_once = 1
-        """The number of parts that are sorted together."""
+        self._at_once = 1  # parts that are sorted together
         self._parts: list[_FinishedPart] = []
         self._sorting = asyncio.Semaphore(SORTING)
         self._outstanding = self._stack.settings.batch_builder_max_outstanding_parts

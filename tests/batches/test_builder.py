@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import aiopersist as ap
-from aiopersist.parts.upload import PartWriter
+from aiopersist.data.part.part import PartWriter
 from aiopersist.testing.faults import Faults
 from tests.batches.builder_kit import EACH_ITS_OWN, FORMS, NEVER_INLINE, PARTS, RECORD, Gate
 from tests.support.rigs import rig

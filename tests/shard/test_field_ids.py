@@ -25,21 +25,22 @@ class Second(BaseModel):
 
 
 class Third(BaseModel):
+    tags: list[str] | None = None
     name: str
     age: int | None = None
-    tags: list[str] | None = None
 
 
 class Fourth(BaseModel):
-    name: str
-    age: int | None = None
     tags: list[str] | None = None
+    name: str
     city: str | None = None
+    age: int | None = None
 
 
 VALUES: list[type[BaseModel]] = [First, Second, Third, Fourth]
 VERSIONS: list[Any] = [ap.Schema(key=int, val=value) for value in VALUES]
 IDS = {"val.name": 16, "val.age": 17, "val.tags": 18, "val.tags.element": 19, "val.city": 20}
+ALONE = {"val.tags": 16, "val.tags.element": 17, "val.name": 18, "val.city": 19, "val.age": 20}
 ROOTS = {"key": 1, "val": 2, "time": 3, "diff": 4}
 
 
@@ -104,4 +105,4 @@ async def test_streams_have_the_ids_of_their_own_schemas(tmp_path: Path) -> None
             for number, value in enumerate((First, Fourth)):
                 stream = await ix.register(value.__name__, int, value)
                 await ix.write([(stream, [(1, value(name="n"), 1, 1), (2, value(name="n"), 2, 1)])])
-                assert stored_ids(tmp_path)[-1] == (ROOTS | {"val.name": 16}, ROOTS | IDS)[number]
+                assert stored_ids(tmp_path)[-1] == ({"val.name": 16}, ALONE)[number] | ROOTS
