@@ -35,7 +35,9 @@ if TYPE_CHECKING:
         SinceViolation,
         StorageUnavailable,
         SubscriptionExpired,
+        TagExists,
         UnknownShard,
+        UnknownTag,
         Unsupported,
         UpperMismatch,
         UsageKind,
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from aiopersist.maintenance.inspect import ShardView
     from aiopersist.maintenance.overview import ShardSummary
     from aiopersist.maintenance.rounds import MaintenanceRound
+    from aiopersist.maintenance.tags import TagView
     from aiopersist.measure.view import MetricsView
     from aiopersist.read.handle import ReadHandle
     from aiopersist.read.leased import LeasedPart
@@ -171,9 +174,12 @@ __all__ = [
     "Sweep",
     "Table",
     "TableView",
+    "TagExists",
+    "TagView",
     "Track",
     "Transaction",
     "UnknownShard",
+    "UnknownTag",
     "Unsupported",
     "UntrimmableColumns",
     "Update",
@@ -209,8 +215,8 @@ _NAMES = {
         "AlreadyAppended BatchExpired CodecMismatch Conflict Corruption DiffOverflow Error "
         "IncompatibleSchema Indeterminate InvalidLocation InvalidUpdate InvalidUsage KeyExists "
         "LeaseExpired MissingPart NotReadable OpaqueMismatch SchemaMismatch ShardFinalized "
-        "SinceViolation StorageUnavailable SubscriptionExpired UnknownShard Unsupported "
-        "UpperMismatch UsageKind"
+        "SinceViolation StorageUnavailable SubscriptionExpired TagExists UnknownShard "
+        "UnknownTag Unsupported UpperMismatch UsageKind"
     ),
     "base.frontier": "Antichain Description advance",
     "gc.collect": "Collected",
@@ -220,6 +226,7 @@ _NAMES = {
     "maintenance.inspect": "ShardView",
     "maintenance.overview": "ShardSummary",
     "maintenance.rounds": "MaintenanceRound",
+    "maintenance.tags": "TagView",
     "measure.view": "MetricsView",
     "client.open": "open",
     "base.progress": "Track WorkDone track",
