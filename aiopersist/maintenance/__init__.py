@@ -13,5 +13,5 @@
 | `tags`                       | contents that stay, whatever becomes of the history                |
 | `fsck`                       | a check that all data of a shard or an `Indexed` is intact         |
 
-Imports `compact`, `gc`, `parts`, `shard`, `state`, `storage`, `subscription`, `data`.
+Imports `compact`, `gc`, `parts`, `read`, `shard`, `state`, `storage`, `subscription`, `data`.
 """
