@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         KeyExists,
         LeaseExpired,
         MissingPart,
+        NegativeMultiplicity,
         NotReadable,
         OpaqueMismatch,
         SchemaMismatch,
@@ -35,9 +36,7 @@ if TYPE_CHECKING:
         SinceViolation,
         StorageUnavailable,
         SubscriptionExpired,
-        TagExists,
         UnknownShard,
-        UnknownTag,
         Unsupported,
         UpperMismatch,
         UsageKind,
@@ -57,12 +56,12 @@ if TYPE_CHECKING:
     from aiopersist.erase.search import Remnant
     from aiopersist.gc.collect import Collected
     from aiopersist.gc.sweep import Sweep, Usage
+    from aiopersist.iceberg.publish import Published
     from aiopersist.maintenance.fsck import FsckReport
     from aiopersist.maintenance.holds import Holder
     from aiopersist.maintenance.inspect import ShardView
     from aiopersist.maintenance.overview import ShardSummary
     from aiopersist.maintenance.rounds import MaintenanceRound
-    from aiopersist.maintenance.tags import TagView
     from aiopersist.measure.view import MetricsView
     from aiopersist.read.handle import ReadHandle
     from aiopersist.read.leased import LeasedPart
@@ -137,6 +136,7 @@ __all__ = [
     "ReadRange",
     "LeaseExpired",
     "MissingPart",
+    "NegativeMultiplicity",
     "LeasedPart",
     "Listen",
     "Location",
@@ -147,6 +147,7 @@ __all__ = [
     "OpaqueMismatch",
     "Part",
     "Progress",
+    "Published",
     "ReadHandle",
     "Remnant",
     "Repeated",
@@ -174,12 +175,9 @@ __all__ = [
     "Sweep",
     "Table",
     "TableView",
-    "TagExists",
-    "TagView",
     "Track",
     "Transaction",
     "UnknownShard",
-    "UnknownTag",
     "Unsupported",
     "UntrimmableColumns",
     "Update",
@@ -214,19 +212,19 @@ _NAMES = {
     "base.errors": (
         "AlreadyAppended BatchExpired CodecMismatch Conflict Corruption DiffOverflow Error "
         "IncompatibleSchema Indeterminate InvalidLocation InvalidUpdate InvalidUsage KeyExists "
-        "LeaseExpired MissingPart NotReadable OpaqueMismatch SchemaMismatch ShardFinalized "
-        "SinceViolation StorageUnavailable SubscriptionExpired TagExists UnknownShard "
-        "UnknownTag Unsupported UpperMismatch UsageKind"
+        "LeaseExpired MissingPart NegativeMultiplicity NotReadable OpaqueMismatch SchemaMismatch "
+        "ShardFinalized SinceViolation StorageUnavailable SubscriptionExpired UnknownShard Unsupported "
+        "UpperMismatch UsageKind"
     ),
     "base.frontier": "Antichain Description advance",
     "gc.collect": "Collected",
     "gc.sweep": "Sweep Usage",
+    "iceberg.publish": "Published",
     "maintenance.fsck": "FsckReport",
     "maintenance.holds": "Holder",
     "maintenance.inspect": "ShardView",
     "maintenance.overview": "ShardSummary",
     "maintenance.rounds": "MaintenanceRound",
-    "maintenance.tags": "TagView",
     "measure.view": "MetricsView",
     "client.open": "open",
     "base.progress": "Track WorkDone track",

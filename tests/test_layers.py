@@ -31,7 +31,7 @@ ORDER = (
     ("subscription",),
     ("maintenance", "backup"),
     ("indexed", "table"),
-    ("erase",),
+    ("erase", "iceberg"),
     ("client",),
     ("spark", "web"),
     ("fastapi",),

@@ -8,7 +8,8 @@
 - The store failed: `StorageUnavailable` is *determinate* (the operation surely did not happen),
   `Indeterminate` is not (it may have happened, or may still happen). There is no third kind: a backend maps
   each error of its driver to one of the two.
-- The data is wrong: `Corruption` is never served as data; `DiffOverflow` names a sum beyond 64 bits.
+- The data is wrong: `Corruption` is never served as data; `DiffOverflow` names a sum beyond 64 bits,
+  `NegativeMultiplicity` a row with fewer than zero copies.
 
 Messages write frontiers as `{3}`, `{(0, 11), (10, 1)}`, `{}`.
 """
@@ -233,24 +234,6 @@ class Conflict(Error):
         self.keys = keys
 
 
-class TagExists(Error):
-    """`tag` with a `name` that another tag of the shard has. Nothing was written."""
-
-    def __init__(self, name: str, *, shard_id: str | None = None) -> None:
-        super().__init__(
-            f"there is a tag {name!r}: drop it with untag, or choose another name", shard_id=shard_id
-        )
-        self.name = name
-
-
-class UnknownTag(Error, LookupError):
-    """The shard has no tag of that `name`: it was never added, or was dropped, or has expired."""
-
-    def __init__(self, name: str, *, shard_id: str | None = None) -> None:
-        super().__init__(f"there is no tag {name!r}", shard_id=shard_id)
-        self.name = name
-
-
 class StorageUnavailable(Error):
     """Determinate: the operation surely did not happen. The library retries it unless `retry` is false (a
     full disk, a read-only or forbidden store: waiting does not help)."""
@@ -278,5 +261,15 @@ class DiffOverflow(Error):
 
     def __init__(self, key: object, val: object, *, shard_id: str | None = None) -> None:
         super().__init__(f"diffs of key {key!r}, val {val!r} sum beyond 64 bits", shard_id=shard_id)
+        self.key = key
+        self.val = val
+
+
+class NegativeMultiplicity(Error):
+    """`(key, val)` has fewer than zero copies at the time of a publication: a table of rows cannot show that.
+    Nothing was published."""
+
+    def __init__(self, key: object, val: object, *, shard_id: str | None = None) -> None:
+        super().__init__(f"key {shown(key)}, val {shown(val)} has fewer than zero copies", shard_id=shard_id)
         self.key = key
         self.val = val

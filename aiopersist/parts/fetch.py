@@ -163,7 +163,7 @@ class Fetch:
         at most `range_bytes`; else one for its index, and one per range."""
         batch, part = named
         schema = self.shard.schema(part.schema_id)
-        async with aclosing(self._row_groups(part, reader, selection)) as ranges:
+        async with aclosing(self.row_groups(part, reader, selection)) as ranges:
             async for index, offset, data, numbers in ranges:
                 rows_max = _slab_rows(part, index, slab_bytes)
                 tables = iter_row_groups(index, (offset, data), numbers, schema, rows_max)
@@ -198,7 +198,7 @@ class Fetch:
         if part.inline is not None:
             yield _rows_of(decode_inline(part.inline, schema, part.checksum), 0, rows)
             return
-        async with aclosing(self._row_groups(part, reader, Selection(), rows)) as ranges:
+        async with aclosing(self.row_groups(part, reader, Selection(), rows)) as ranges:
             async for index, offset, data, numbers in ranges:
                 for number in _holding(index, numbers, rows):
                     table = await self.stack.compute(
@@ -206,7 +206,7 @@ class Fetch:
                     )
                     yield _rows_of(table, sum(g.rows for g in index.row_groups[:number]), rows)
 
-    async def _row_groups(
+    async def row_groups(
         self, part: HollowPart, reader: str, selection: Selection, rows: range | None = None
     ) -> AsyncGenerator[tuple[PartIndex, int, bytes, list[int]], None]:
         """The row groups of a part that may match, range by range: the index, the offset of the range, its

@@ -6,7 +6,7 @@ it deletes a part that a version names, the data is lost.
 """
 
 from aiopersist.state.model import State
-from aiopersist.state.names import keys_of, live_parts
+from aiopersist.state.names import keys_of
 
 KEYS_MAX = 4096  # parts, which take 400 kB; if there are more, versions are read instead
 
@@ -46,12 +46,8 @@ class Drops:
 
 
 def _gone(before: State, after: State) -> set[str]:
-    """The blobs that `before` names and `after` does not. A batch that is replaced may pass parts on, and a
-    tag may name them."""
+    """The parts that `before` names and `after` does not. A batch that is replaced may pass parts on."""
     old = [batch for at, batch in before.batches.items() if after.batches.get(at) is not batch]
     new = [batch for at, batch in after.batches.items() if before.batches.get(at) is not batch]
     named = keys_of(part for batch in new for part in batch.parts)
-    gone = keys_of(part for batch in old for part in batch.parts) - named
-    if not before.tags:  # the usual case needs no look at all parts
-        return gone
-    return gone.union(*(tag.keys for tag in before.tags.values())) - live_parts(after)
+    return keys_of(part for batch in old for part in batch.parts) - named

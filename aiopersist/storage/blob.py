@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 
-from aiopersist.base.errors import StorageUnavailable
+from aiopersist.base.errors import StorageUnavailable, Unsupported
 
 
 class NotDeleted(StorageUnavailable):
@@ -50,6 +50,18 @@ class Blob(ABC):
     def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         """Yield `(key, size in bytes)` of all keys that start with `prefix`, each once, in any order. Keys
         that are set or deleted meanwhile may be there or not."""
+
+    async def create(self, key: str, data: bytes) -> bool:
+        """Write a value as `set` does, unless the key has one; return whether it was written. Of several
+        calls at once exactly one writes. `Unsupported` by this default. A repeat after a lost answer may
+        return `False` for a value of its own. Only for keys outside of the folders of shards."""
+        raise Unsupported(f"{self!r} cannot write a value only if there is none")
+
+    @property
+    def uri(self) -> str:
+        """The place of the keys for other programs: `s3://bucket/prefix`, without a slash at the end, and
+        without secrets. `Unsupported` by this default: only this library can read the store."""
+        raise Unsupported(f"{self!r} is no place that other programs can read")
 
     async def facts(self) -> dict[str, str]:
         """Return what a person would want to know about this store, by name: its server, its version, what

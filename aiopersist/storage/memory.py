@@ -88,6 +88,11 @@ class MemoryBlob(Blob):
         with self._shared.lock:
             self._shared.blobs[key] = bytes(data)
 
+    async def create(self, key: str, data: bytes) -> bool:
+        await self._begin(key)
+        with self._shared.lock:
+            return self._shared.blobs.setdefault(key, data) is data
+
     async def delete(self, keys: Sequence[str]) -> None:
         await self._begin(*keys)
         with self._shared.lock:

@@ -36,6 +36,13 @@ class WrappedBlob(Blob):
     async def set(self, key: str, data: bytes | memoryview) -> None:
         await self._request("set", lambda: self.inner.set(key, data), memoryview(data).nbytes)
 
+    async def create(self, key: str, data: bytes) -> bool:
+        return await self._request("create", lambda: self.inner.create(key, data), len(data))
+
+    @property
+    def uri(self) -> str:
+        return self.inner.uri
+
     async def delete(self, keys: Sequence[str]) -> None:
         await self._request("delete", lambda: self.inner.delete(keys))
 

@@ -45,6 +45,10 @@ class CloudBlob(ServedBlob[CloudClient]):
         # a cancelled call leaves the driver with the data for a while: it gets bytes of its own
         await self._client.put(self._name(key), data if isinstance(data, bytes) else bytes(data))
 
+    @property
+    def uri(self) -> str:
+        return self._client.place.uri
+
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         self._client.check_open()
         folder = self._quoted(prefix[: prefix.rfind("/") + 1])

@@ -35,6 +35,8 @@ class CloudPlace(NamedTuple):
     """The driver's store, with the prefix."""
     shown: str
     """The URL without options."""
+    uri: str
+    """The place for other programs."""
     server: str
     """The URL of the server, which tells its clock."""
     product: str
@@ -79,6 +81,7 @@ _CLOUDS = {
     ),
 }
 _ENDPOINT = {"gs": "base_url"}
+_LAKE = ".dfs.core.windows.net"  # the hosts that readers of tables ask for the same blobs
 
 
 def options_of(scheme: str) -> frozenset[str]:
@@ -102,7 +105,10 @@ def place_of(address: Address) -> CloudPlace:
     named = endpoint or next(filter(None, map(settings.get, names)), None)
     server = str(named or cloud.server(settings)).rstrip("/")
     shown = f"{scheme}://{address.host}/{prefix + '/' if prefix else ''}"
-    return CloudPlace(scheme, store, shown, server, cloud.product, cloud.deletes)
+    uri = (
+        shown if scheme == "gs" else f"abfss://{address.host}@{settings.get('account_name')}{_LAKE}/{prefix}"
+    )
+    return CloudPlace(scheme, store, shown, uri.rstrip("/"), server, cloud.product, cloud.deletes)
 
 
 def _store(scheme: str, cloud: _Cloud, bucket: str, prefix: str, config: Mapping[str, str]) -> Any:

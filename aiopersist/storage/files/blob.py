@@ -84,7 +84,15 @@ class FilesBlob(Blob):
 
     async def set(self, key: str, data: bytes | memoryview) -> None:
         path = self._path(key)
-        await self._run(lambda: self._write(path, data))
+        await self._run(lambda: self._write(path, data, os.replace))
+
+    async def create(self, key: str, data: bytes) -> bool:
+        path = self._path(key)
+        return await self._run(lambda: self._create(path, data))
+
+    @property
+    def uri(self) -> str:
+        return f"file://{self._root}"
 
     async def delete(self, keys: Sequence[str]) -> None:
         paths = {self._path(key): key for key in keys}
@@ -157,13 +165,20 @@ class FilesBlob(Blob):
         if self._has_blobs and next(_scan(self._root), None) is None:
             raise StorageUnavailable(f"file: {self._root} is gone, or empty: is its volume mounted?")
 
-    def _write(self, path: str, data: bytes | memoryview) -> None:
+    def _create(self, path: str, data: bytes) -> bool:
+        try:
+            self._write(path, data, _linked)
+        except FileExistsError:
+            return False
+        return True
+
+    def _write(self, path: str, data: bytes | memoryview, move: Callable[..., None]) -> None:
         tmp = os.path.join(self._root, _TMP, str(self._runtime.uuid()))
         make_root(os.path.dirname(tmp), "file", self._make_tmp)
         self._sweep(os.path.dirname(tmp))
         try:
             self._write_tmp(tmp, data)
-            self._move(tmp, path)
+            self._move(tmp, path, move)
             self._has_blobs = True
         except BaseException as error:
             if isinstance(error, FileNotFoundError):  # another process removed folders that exist for us
@@ -193,14 +208,14 @@ class FilesBlob(Blob):
         finally:
             os.close(fd)
 
-    def _move(self, tmp: str, path: str) -> None:
-        """Rename the file to its path, durably."""
+    def _move(self, tmp: str, path: str, move: Callable[..., None]) -> None:
+        """Move the file to its path, durably."""
         folder, name = os.path.split(path)
         try:
             for more in range(_TRIES - 1, -1, -1):
                 try:
                     with self._folders.opened(folder) as fd:
-                        os.replace(tmp, name, dst_dir_fd=fd)
+                        move(tmp, name, dst_dir_fd=fd)
                         self._fsync_name(fd, path)
                     return
                 except FileNotFoundError:  # another process removed the folder, which was empty
@@ -208,6 +223,8 @@ class FilesBlob(Blob):
                     if not more:
                         raise
         except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+            if move is _linked and os.path.isfile(path):
+                raise
             raise Unsupported(f"file: a key cannot be a folder of another key: {path}") from error
 
     def _fsync_name(self, folder: int, path: str) -> None:
@@ -279,6 +296,12 @@ class FilesBlob(Blob):
                 continue
             key = name[:-1] if name.rstrip("~") == _TMP else name
             yield from _entries(entry, key, prefix)
+
+
+def _linked(tmp: str, name: str, dst_dir_fd: int) -> None:
+    """Move a file to a name that no other file has; `FileExistsError` if one has it."""
+    os.link(tmp, name, dst_dir_fd=dst_dir_fd)
+    os.unlink(tmp)
 
 
 def _scan(folder: str) -> Iterator[tuple[str, os.DirEntry[str]]]:

@@ -42,6 +42,9 @@ class ServedBlob(Blob, Generic[C]):
         answer = await self._client.get(self._name(key))
         return None if answer is None else answer[0]
 
+    async def create(self, key: str, data: bytes) -> bool:
+        return await self._client.create(self._name(key), data) is not None
+
     async def delete(self, keys: Sequence[str]) -> None:
         await self._client.delete([self._name(key) for key in keys])
 

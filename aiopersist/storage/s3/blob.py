@@ -52,6 +52,10 @@ class S3Blob(ServedBlob[S3Client]):
         else:
             await self._client.put(name, data if isinstance(data, bytes) else bytes(view))
 
+    @property
+    def uri(self) -> str:
+        return repr(self._client).rstrip("/")
+
     async def list(self, prefix: str) -> AsyncIterator[tuple[str, int]]:
         async for page in self._client.pages(prefix):
             for item in page.get("Contents", ()):

@@ -17,6 +17,7 @@ import contextlib
 
 import pytest
 
+from aiopersist.base.errors import Unsupported
 from aiopersist.base.runtime import SYSTEM
 from aiopersist.base.settings import MIB
 from aiopersist.storage.blob import Blob
@@ -133,6 +134,21 @@ class BlobConformance(TakesHandles):
         await asyncio.gather(*(handle.set("a/k", b"same") for handle in [one, two] * 8))
         assert await one.get("a/k") == b"same"
         assert await listed(two) == {"a/k": 4}
+
+    async def test_a_value_is_created_once(self, handles: Handles) -> None:
+        one, two = handles
+        attempts = [handle.create("a/k", str(i).encode()) for i, handle in enumerate([one, two] * 8)]
+        try:
+            written = await asyncio.gather(*attempts)
+        except Unsupported:
+            pytest.skip("it cannot create values")
+        assert written.count(True) == 1
+        value = str(written.index(True)).encode()
+        assert await two.get("a/k") == value
+        assert await listed(two) == {"a/k": len(value)}
+        await one.delete(["a/k"])
+        assert await two.create("a/k", b"again")
+        assert await one.get("a/k") == b"again"
 
     async def test_list_takes_a_prefix_of_text(self, handles: Handles) -> None:
         one, two = handles

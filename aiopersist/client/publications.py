@@ -1,0 +1,57 @@
+"""The calls of a client that publish shards for other engines."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from aiopersist.base.frontier import Time
+from aiopersist.client.services import BaseClient
+
+if TYPE_CHECKING:
+    from aiopersist.iceberg.publish import Published
+    from aiopersist.table.table import Table
+
+
+class Publications(BaseClient):
+    """See the header."""
+
+    async def publish(
+        self, shard: str | Table[Any, Any], *, as_of: Time | datetime | None = None, keep: int = 3
+    ) -> Published:
+        """Publish the contents of the shard or table at `as_of` (`None`: the greatest complete time) as an
+        Iceberg table (format version 2), which Spark, Trino, polars and other engines read without this
+        library. Its columns are `key` and `val`. The parts of the shard are its data files: only what they
+        lack is written, deleted positions and rows that are inline, below `iceberg/` in the blob store.
+
+        The last `keep` versions stay readable, by the metadata file of each, whatever compaction, collection
+        and sweep do: a tag keeps their blobs. Older versions, their files and tags are removed. Another
+        publication, or a crash at any moment, leaves the version before or this one. A call that has nothing
+        new to show writes nothing.
+
+        `Unsupported`, with the path of the field, for a type that not all engines have (unsigned, time of
+        day, duration, nanoseconds, null, a zone other than UTC, decimals beyond 38 digits), for a store that
+        other programs cannot read (`mem://`), and for a row with millions of copies; `NegativeMultiplicity`
+        for a row with fewer than zero copies; errors of times as for `ReadHandle.snapshot`; `Conflict` if
+        others published first several times.
+
+        Two commits and one for each old version; requests for the parts that may have retractions or later
+        times, for those with rows to delete, and one for each of these to write. In memory are a share of
+        `settings.compaction_memory_bytes`, a row group, and eight bytes for each deleted row."""
+        async with self._services.calling("aiopersist.iceberg.publish"):
+            from aiopersist.iceberg.publish import publish
+
+            return await publish(self._shards, _name_of(shard), as_of, keep)
+
+    async def unpublish(self, shard: str | Table[Any, Any]) -> int:
+        """End the publication of the shard or table, also of one that was dropped: delete its versions and
+        all files in its folder, then the tags. Returns the number of files; 0 if it was not published.
+        Repeating it after a crash finishes the work."""
+        async with self._services.calling("aiopersist.iceberg.publish"):
+            from aiopersist.iceberg.publish import unpublish
+
+            return await unpublish(self._shards, _name_of(shard))
+
+
+def _name_of(shard: str | Table[Any, Any]) -> str:
+    return shard if isinstance(shard, str) else shard.name

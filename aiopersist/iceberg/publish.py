@@ -1,0 +1,217 @@
+"""Publication of a shard as an Iceberg table: its parts are the data files, so no row is copied.
+
+1. *Pin* the newest version of the shard: its blobs stay, whatever compaction and collection do.
+2. Write what the parts lack, under a new snapshot id: deleted positions, rows of no part, manifests.
+3. *Commit* by creating the metadata file of the next version, which no other publisher can replace.
+4. Point the hint to it. Delete the files and pins of snapshots that are listed no more.
+
+A publisher that is killed before the third step leaves the old table, later the new one, and files that the
+next publication deletes. Nothing that a listed snapshot names is ever changed.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from json import dumps, loads
+from typing import Any, NamedTuple
+
+from aiopersist.base.errors import Conflict, InvalidUsage, UnknownShard, UsageKind, shown
+from aiopersist.base.frontier import Time
+from aiopersist.base.supervisor import RELEASE_DEADLINE_S
+from aiopersist.data.lazy import PARQUET
+from aiopersist.iceberg import metadata
+from aiopersist.iceberg.manifests import manifest_list
+from aiopersist.iceberg.metadata import BaseVersion, TableSchemas
+from aiopersist.iceberg.pins import held, hold, pin_of, release
+from aiopersist.iceberg.table_folder import HINT, TableFolder, label_and_id, newest_of, superseded, version_in
+from aiopersist.iceberg.write import ShardSchemas, SnapshotWriter, WrittenSnapshot
+from aiopersist.read.handle import ReadHandle
+from aiopersist.read.open import open_reader
+from aiopersist.shard.shard import Shard
+from aiopersist.shard.shards import Shards
+from aiopersist.storage.readonly import refuse
+
+TRIES = 5  # against other publishers of the shard
+ID_BITS = 62  # of the id of a snapshot, a positive number
+
+
+class Published(NamedTuple):
+    """A publication of a shard, which engines read."""
+
+    shard: str
+    """Its name."""
+    as_of: Time
+    """The time that it shows."""
+    metadata: str
+    """The URI of the metadata file of this version: it stays for `keep` publications."""
+    location: str
+    """The URI of the table's folder, for engines that find the newest version by its hint."""
+    version: int
+    snapshot_id: int
+    rows: int
+    data_files: int
+    """Nearly all of them are parts of the shard."""
+    bytes_written: int
+    """By this call; 0 if the newest version shows that time already."""
+
+
+async def publish(shards: Shards, name: str, as_of: Time | datetime | None, keep: int) -> Published:
+    """See `Client.publish`."""
+    if shards.stack.readonly:
+        refuse("a publication")
+    if type(keep) is not int or keep < 1:
+        raise InvalidUsage(UsageKind.INVALID_TYPE, f"keep={shown(keep)} is not a positive int", keep=keep)
+    await shards.stack.imported(*PARQUET)
+    opening = open_reader(shards, name, None, hold=None, hold_name=None, lease_s=None, create=False)
+    async with opening as reader:
+        shard = reader._shard
+        schemas = ShardSchemas.of(shard)
+        folder = TableFolder.of(shards.stack.blob.uncached, name, shard.id)
+        return await _Publisher(reader, shard, name, keep, folder, schemas, schemas.as_table).run(as_of)
+
+
+async def unpublish(shards: Shards, name: str) -> int:
+    """See `Client.unpublish`."""
+    if shards.stack.readonly:
+        refuse("the end of a publication")
+    try:
+        shard = await shards.existing(name)
+    except UnknownShard:
+        shard = None
+    folder = TableFolder.of(shards.stack.blob.uncached, name, "")
+    files = await folder.files()
+    await folder.remove([file for file in files if file == HINT or version_in(file) is not None])
+    await folder.remove(files)
+    if shard is not None:
+        await release(shard, await held(shard))
+    return len(files)
+
+
+@dataclass(eq=False)
+class _Publisher:
+    """One call."""
+
+    reader: ReadHandle[Any, Any]
+    shard: Shard
+    name: str
+    keep: int
+    folder: TableFolder
+    schemas: ShardSchemas
+    table: TableSchemas
+    bytes: int = 0
+    """That were written."""
+
+    async def run(self, as_of: Time | datetime | None) -> Published:
+        """All steps, again after another publication of the shard came first."""
+        async with self.reader.snapshot(as_of) as source:
+            time = source.as_of
+        for _ in range(TRIES):
+            base = await self.folder.newest()
+            if await self._shows(base, time):
+                return await self._finished(base)
+            written = await self._written(base.version + 1, time)
+            version = await self._committed(base, written)
+            if version is None:
+                base = await self.folder.newest()
+                if as_of is None and _is_at_least(base, time):
+                    await self._undo(written.label, written.id)
+                    return await self._finished(base)
+                if base.version == written.label:  # else others may have deleted our files
+                    version = await self._committed(base, written)
+            if version is not None:
+                return await self._finished(version)
+            await self._undo(written.label, written.id)
+        raise Conflict([(self.name, "publication")], shard_id=self.shard.id)
+
+    async def _shows(self, base: BaseVersion, time: Time) -> bool:
+        """Whether a version shows this time, by the newest schema, and is pinned."""
+        newest = base.newest
+        if newest is None or _time_of(newest) != time or newest["schema-id"] != self.schemas.numbers[-1]:
+            return False
+        return newest["snapshot-id"] in {pinned for _, pinned in (await held(self.shard)).values()}
+
+    async def _written(self, label: int, time: Time) -> WrittenSnapshot:
+        """Pin the shard, and write the files of a snapshot."""
+        snapshot_id = self.shard.stack.runtime.uuid().int % 2**ID_BITS
+        try:
+            await hold(self.shard, pin_of(label, snapshot_id))
+            async with self.reader.snapshot(time) as source:
+                written = await SnapshotWriter(self.folder, source, self.schemas, snapshot_id, label).run()
+        except BaseException:
+            undoing = self.shard.stack.supervisor.spawn(self._undo(label, snapshot_id), "undo a publication")
+            await asyncio.wait([undoing], timeout=RELEASE_DEADLINE_S)
+            raise
+        self.bytes += written.bytes
+        return written
+
+    async def _undo(self, label: int, id: int) -> None:
+        """Delete the files of a snapshot that no version names, and its pin."""
+        files = [file for file in await self.folder.files() if label_and_id(file) == (label, id)]
+        await self.folder.remove(files)
+        await release(self.shard, [pin_of(label, id)])
+
+    async def _committed(self, base: BaseVersion, written: WrittenSnapshot) -> BaseVersion | None:
+        """The version after `base`, with this snapshot; `None` if there is one by somebody else."""
+        version = base.version + 1
+        file = f"metadata/{written.label}-{written.id}-list-{version}.avro"
+        listed = manifest_list(written.id, version, written.manifests)
+        uri = self.folder.uri(file)
+        new = metadata.snapshot(written.id, base, written.label, written.as_of, uri, written.counts)
+        stack = self.shard.stack
+        table = metadata.following(
+            base,
+            new,
+            self.keep,
+            shard=self.shard.id,
+            location=self.folder.uri(),
+            uuid=str(stack.runtime.uuid()),
+            schemas=self.table,
+            now_ms=int(await stack.consensus.now() * 1000),
+        )
+        data = dumps(table).encode()
+        await self.folder.put(file, listed)
+        if not await self.folder.commit(version, data):
+            return None
+        self.bytes += len(listed) + len(data)
+        return BaseVersion(version, table)
+
+    async def _finished(self, base: BaseVersion) -> Published:
+        """Point to a version that is committed, and delete what no version needs."""
+        files = await self.folder.point_to(base.version)
+        ids = {each["snapshot-id"] for each in base.snapshots}
+        if newest_of(files) == base.version:  # else its publisher does it
+            await self.folder.remove(superseded(files, base.version, self.keep, ids))
+            last, pins = base.version - self.keep, await held(self.shard)
+            await release(
+                self.shard, [n for n, (label, of) in pins.items() if label <= last and of not in ids]
+            )
+        newest = base.newest
+        assert newest is not None
+        count = {name: int(newest["summary"][f"total-{name}"]) for name in _COUNTS}
+        return Published(
+            shard=self.name,
+            as_of=_time_of(newest),
+            metadata=self.folder.uri(f"metadata/{metadata.file_of(base.version)}"),
+            location=self.folder.uri(),
+            version=base.version,
+            snapshot_id=newest["snapshot-id"],
+            rows=count["records"] - count["position-deletes"],
+            data_files=count["data-files"],
+            bytes_written=self.bytes,
+        )
+
+
+_COUNTS = ("records", "position-deletes", "data-files")
+
+
+def _is_at_least(base: BaseVersion, time: Time) -> bool:
+    """Whether a version shows this time or a later one. Int times only."""
+    shown_time = None if base.newest is None else _time_of(base.newest)
+    return isinstance(shown_time, int) and isinstance(time, int) and shown_time >= time
+
+
+def _time_of(snapshot: Mapping[str, Any]) -> Time:
+    """The time of the shard that a snapshot shows."""
+    time: Any = loads(snapshot["summary"][metadata.AS_OF])
+    return tuple(time) if isinstance(time, list) else time

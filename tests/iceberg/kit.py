@@ -1,0 +1,105 @@
+"""Published tables, as other programs read them."""
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+from pyiceberg.table import StaticTable
+
+import aiopersist as ap
+
+os.environ.setdefault("POLARS_ICEBERG_PLANNER", "pyiceberg")  # the other one is a package of its own
+
+Rows = Counter[Any]
+
+SETTINGS = ap.Settings(inline_writes_single_max_bytes=0)
+"""Each write makes a part in a blob."""
+
+
+def canonical(value: Any) -> Any:
+    """A value with a hash, equal for what engines show as equal: NaN, a moment in any zone."""
+    if isinstance(value, dict):
+        return tuple((name, canonical(inner)) for name, inner in value.items())
+    if isinstance(value, list):
+        return ("list", *map(canonical, value))
+    if isinstance(value, float):
+        return "nan" if math.isnan(value) else value
+    return bytes(value) if isinstance(value, bytearray) else value
+
+
+def counted(rows: Iterable[tuple[Any, Any, int]]) -> Rows:
+    """Rows `(key, val, diff)` as a multiset."""
+    counts: Rows = Counter()
+    for key, val, diff in rows:
+        counts[canonical(key), canonical(val)] += diff
+    return counts
+
+
+def of_arrow(table: pa.Table) -> Rows:
+    """The rows of a table; each counts as one unless it has a column `diff`."""
+    columns = [table.column(name).to_pylist() for name in ("key", "val")]
+    diffs = table.column("diff").to_pylist() if "diff" in table.column_names else [1] * table.num_rows
+    return counted(zip(*columns, diffs, strict=True))
+
+
+async def contents(client: ap.Client, name: str = "t", as_of: Any = None) -> Rows:
+    """What the library reads."""
+    async with client.reader(name) as r, r.snapshot(as_of) as snapshot:
+        return of_arrow(await snapshot.to_arrow())
+
+
+def static_table(metadata: str, **properties: str) -> StaticTable:
+    return StaticTable.from_metadata(metadata, properties)
+
+
+def by_pyiceberg(metadata: str, **options: Any) -> Rows:
+    """What pyiceberg reads."""
+    return of_arrow(static_table(metadata).scan(**options).to_arrow())
+
+
+def by_polars(metadata: str) -> Rows:
+    """What polars reads by itself."""
+    frame = pl.scan_iceberg(metadata, reader_override="native").collect()
+    return counted((row["key"], row["val"], 1) for row in frame.iter_rows(named=True))
+
+
+ENGINES = {"pyiceberg": by_pyiceberg, "polars": by_polars}
+
+
+def assert_shows(metadata: str, expected: Rows) -> None:
+    """Both engines show these rows."""
+    for name, read in ENGINES.items():
+        assert read(metadata) == expected, name
+
+
+def path_of(uri: str) -> Path:
+    return Path(uri.removeprefix("file://"))
+
+
+def files_of(metadata: str, content: int) -> list[str]:
+    """The URIs of the data files (0) or of the files of deleted positions (1) of the newest snapshot."""
+    files = static_table(metadata).inspect.all_files().to_pylist()
+    return sorted({file["file_path"] for file in files if file["content"] == content})
+
+
+def planned(metadata: str, row_filter: str) -> int:
+    """How many data files pyiceberg reads for a filter."""
+    return len(list(static_table(metadata).scan(row_filter=row_filter).plan_files()))
+
+
+def own_files(folder: Path) -> dict[str, int]:
+    """The files of all publications in a location, with their sizes."""
+    root = folder / "blob" / "iceberg"
+    return {str(path.relative_to(root)): path.stat().st_size for path in root.rglob("*") if path.is_file()}
+
+
+def part_key(uri: str) -> str:
+    """The blob key of a part."""
+    match = re.search(r"/blob/(s[0-9a-f-]{36}/.*)", uri)
+    return match[1] if match else ""
