@@ -36,7 +36,9 @@ if TYPE_CHECKING:
         SinceViolation,
         StorageUnavailable,
         SubscriptionExpired,
+        TagExists,
         UnknownShard,
+        UnknownTag,
         Unsupported,
         UpperMismatch,
         UsageKind,
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from aiopersist.maintenance.inspect import ShardView
     from aiopersist.maintenance.overview import ShardSummary
     from aiopersist.maintenance.rounds import MaintenanceRound
+    from aiopersist.maintenance.tags import TagView
     from aiopersist.measure.view import MetricsView
     from aiopersist.read.handle import ReadHandle
     from aiopersist.read.leased import LeasedPart
@@ -175,9 +178,12 @@ __all__ = [
     "Sweep",
     "Table",
     "TableView",
+    "TagExists",
+    "TagView",
     "Track",
     "Transaction",
     "UnknownShard",
+    "UnknownTag",
     "Unsupported",
     "UntrimmableColumns",
     "Update",
@@ -213,8 +219,8 @@ _NAMES = {
         "AlreadyAppended BatchExpired CodecMismatch Conflict Corruption DiffOverflow Error "
         "IncompatibleSchema Indeterminate InvalidLocation InvalidUpdate InvalidUsage KeyExists "
         "LeaseExpired MissingPart NegativeMultiplicity NotReadable OpaqueMismatch SchemaMismatch "
-        "ShardFinalized SinceViolation StorageUnavailable SubscriptionExpired UnknownShard Unsupported "
-        "UpperMismatch UsageKind"
+        "ShardFinalized SinceViolation StorageUnavailable SubscriptionExpired TagExists UnknownShard "
+        "UnknownTag Unsupported UpperMismatch UsageKind"
     ),
     "base.frontier": "Antichain Description advance",
     "gc.collect": "Collected",
@@ -225,6 +231,7 @@ _NAMES = {
     "maintenance.inspect": "ShardView",
     "maintenance.overview": "ShardSummary",
     "maintenance.rounds": "MaintenanceRound",
+    "maintenance.tags": "TagView",
     "measure.view": "MetricsView",
     "client.open": "open",
     "base.progress": "Track WorkDone track",

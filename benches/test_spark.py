@@ -1,5 +1,6 @@
 """5M rows in and out of Spark, beside Spark's own Parquet and beside key-range tasks by hand."""
 
+import asyncio
 import importlib.util
 import itertools
 import os
@@ -11,11 +12,14 @@ from typing import Any, NamedTuple
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 import aiopersist as ap
+from aiopersist.parts.fetch import Fetch
 from benches import byhand, byhand_spark
+from benches.conftest import report
 
 pytestmark = [
     pytest.mark.timeout(1800),
@@ -85,8 +89,6 @@ def data(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
                 for run, piece in enumerate(pieces):
                     await writer.compare_and_append(piece, run, run + 1)
 
-    import asyncio
-
     asyncio.run(append())
     return Data(str(folder / "shards"), paths, each * RUNS)
 
@@ -133,6 +135,52 @@ def test_snapshot(spark: Any, engine: Any, data: Data, rounds: Any) -> None:
     assert engine.snapshot_df("rows", parallelism=TASKS).count() == data.rows
     work = {"by hand": hand, "engine": ours, "format": by_format, "parquet": parquet, "groupBy": shuffled}
     rounds(work, 5, 1)
+
+
+async def row_groups(data: Data, where: Any) -> int:
+    """The number of row groups that tasks decode."""
+    decoded = 0
+    matching = Fetch.matching
+
+    async def counted(fetch: Fetch, index: Any, selection: Any) -> list[int]:
+        nonlocal decoded
+        numbers = await matching(fetch, index, selection)
+        decoded += len(numbers)
+        return numbers
+
+    async with ap.open(data.place, maintenance=False) as client:
+        async with client.workers.shared_read("rows") as shared:
+            pieces = await shared.pieces(TASKS, where)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Fetch, "matching", counted)
+                for piece in pieces:
+                    async for _ in client.workers.read_piece(piece, where):
+                        pass
+    return decoded
+
+
+def test_condition(spark: Any, data: Data, rounds: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A thousandth of the rows, by their keys: in the option `where`, or by a filter of Spark."""
+    by_spark = "key < X'303031'"
+    decoded = [asyncio.run(row_groups(data, where)) for where in (pc.field("key") < b"001", None)]
+    report(capsys, "row groups decoded", where=decoded[0], all=decoded[1])
+
+    def read(**options: Any) -> Any:
+        given = spark.read.format("aiopersist").options(location=data.place, parallelism=TASKS, **options)
+        return given.load("rows")
+
+    async def told() -> None:
+        noop(read(where="key < '001'"))
+
+    async def filtered() -> None:
+        noop(read().where(by_spark))
+
+    async def parquet() -> None:
+        noop(spark.read.parquet(*data.paths).where(by_spark))
+
+    count = read(where="key < '001'").count()
+    assert data.rows / 2000 < count == spark.read.parquet(*data.paths).where(by_spark).count()
+    rounds({"where": told, "df.where": filtered, "parquet": parquet}, 5, 1)
 
 
 def test_changes(spark: Any, engine: Any, data: Data, rounds: Any) -> None:

@@ -37,7 +37,7 @@ def round_trips(seed: int) -> Awaitable[Any]:
 
 
 async def states(seed: int) -> Any:
-    return import_module("tests.state.test_all_commands").Game(seed).play()
+    return import_module("tests.state.command_game").Game(seed).play()
 
 
 def tables(seed: int) -> Awaitable[Any]:

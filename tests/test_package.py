@@ -63,8 +63,8 @@ LATER = {
     "difflib",
 }
 STORES = {f"aiopersist.storage.{name}" for name in ("files", "postgres", "s3", "sqlite")}
-OWN_MODULES_MAX = 128
-READING_MODULES_MAX = 144
+OWN_MODULES_MAX = 131
+READING_MODULES_MAX = 147
 
 ALONE = """
 import json, sys

@@ -9,5 +9,6 @@
 | `resource`, `supervisor` | the life of handles, and of tasks                                           |
 | `failures`, `ending`     | pauses of background work after failures; the end of tasks                  |
 | `threads`, `progress`    | worker threads; progress of long work                                       |
+| `portal`                 | an event loop on a thread, for callers that block                           |
 | `user_functions`         | calls of functions of users                                                 |
 """

@@ -234,6 +234,24 @@ class Conflict(Error):
         self.keys = keys
 
 
+class TagExists(Error):
+    """`tag` with a `name` that another tag of the shard has. Nothing was written."""
+
+    def __init__(self, name: str, *, shard_id: str | None = None) -> None:
+        super().__init__(
+            f"there is a tag {name!r}: drop it with untag, or choose another name", shard_id=shard_id
+        )
+        self.name = name
+
+
+class UnknownTag(Error, LookupError):
+    """The shard has no tag of that `name`: it was never added, or was dropped, or has expired."""
+
+    def __init__(self, name: str, *, shard_id: str | None = None) -> None:
+        super().__init__(f"there is no tag {name!r}", shard_id=shard_id)
+        self.name = name
+
+
 class StorageUnavailable(Error):
     """Determinate: the operation surely did not happen. The library retries it unless `retry` is false (a
     full disk, a read-only or forbidden store: waiting does not help)."""

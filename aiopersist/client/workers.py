@@ -33,12 +33,14 @@ class Workers:
         *,
         start: int | datetime | None = None,
         end: int | datetime | None = None,
+        tag: str | None = None,
         wait: bool = True,
         lease_s: float | None = None,
         keep: bool = False,
     ) -> Opening[SharedRead]:
         """A read that several processes share: the contents at `as_of` (`None`: the greatest complete time),
-        or, with `start`, the changes of `[start, end)`, unmodified (`end=None`: up to the shard's upper).
+        or, with `start`, the changes of `[start, end)`, unmodified (`end=None`: up to the shard's upper), or
+        the contents that the `tag` of that name keeps (`UnknownTag`).
 
         `SinceViolation` if history there is gone: changes need `since < start`, or both at the minimum. It
         waits until the range is complete, or raises `NotReadable` with `wait=False`; contents without `as_of`
@@ -49,7 +51,9 @@ class Workers:
         def opening() -> Opening[SharedRead]:
             from aiopersist.read.shared_read import shared_read
 
-            return shared_read(self._shards, shard, as_of, start, end, wait=wait, lease_s=lease_s, keep=keep)
+            return shared_read(
+                self._shards, shard, as_of, start, end, tag=tag, wait=wait, lease_s=lease_s, keep=keep
+            )
 
         return self._services.later(
             "aiopersist.read.shared_read", opening, f"client.workers.shared_read({shard!r})"

@@ -33,21 +33,33 @@ async def write_rollup(shard: Shard, writer: str) -> bool:
     """Write the current state of `shard` under the registered `writer`, and name the rollup; `False` if a
     newer one is named. One blob and one commit, and further commits to forget transaction numbers that were
     unused for `settings.txn_retention_s`. `BatchExpired` if the writer is not registered."""
-    stack, state = shard.stack, shard.state
-    data = await stack.compute(encode_rollup, state)
-    key = f"{shard.id}/{writer}/{stack.runtime.uuid()}.rollup"
-    await stack.blob.set(key, data)
-    rollup = Rollup(key=key, checksum=checksum_of(data), size=len(data))
+    state = shard.state
+    rollup = await put_rollup(shard, state, writer)
     try:
         named: bool = await commit(shard.register, AddRollup(writer, state.seqno, rollup))
-    except BatchExpired:  # no version names the blob, and none ever will
-        stack.supervisor.spawn(stack.blob.delete([key]), "delete a rollup that came too late")
+    except BatchExpired:
+        discard_rollup(shard, rollup)
         raise
     if not named:
-        await stack.blob.delete([key])
+        await shard.stack.blob.delete([rollup.key])
     else:
         await _forget_transactions(shard, state)
     return named
+
+
+async def put_rollup(shard: Shard, state: State, writer: str) -> Rollup:
+    """Write this state of `shard` under the registered `writer`: one blob, which no version names yet."""
+    stack = shard.stack
+    data = await stack.compute(encode_rollup, state)
+    key = f"{shard.id}/{writer}/{stack.runtime.uuid()}.rollup"
+    await stack.blob.set(key, data)
+    return Rollup(key=key, checksum=checksum_of(data), size=len(data))
+
+
+def discard_rollup(shard: Shard, rollup: Rollup) -> None:
+    """Begin to delete a rollup that no version names, and none ever will."""
+    deletion = shard.stack.blob.delete([rollup.key])
+    shard.stack.supervisor.spawn(deletion, "delete a rollup that came too late")
 
 
 async def _forget_transactions(shard: Shard, state: State) -> None:

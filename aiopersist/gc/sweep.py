@@ -25,7 +25,7 @@ from aiopersist.state.command import Context, overdue
 from aiopersist.state.keys import writer_of
 from aiopersist.state.lifecycle import ExpireOverdue
 from aiopersist.state.model import State
-from aiopersist.state.names import live_parts, registered
+from aiopersist.state.names import current_parts, live_parts, registered
 from aiopersist.storage.blob import NotDeleted
 
 
@@ -47,7 +47,9 @@ class Usage(NamedTuple):
     current: int = 0
     """Blobs that the newest versions name, rollups included."""
     live: int = 0
-    """Parts that the newest versions name."""
+    """Parts that the newest contents need."""
+    tagged: int = 0
+    """Blobs that no live part is among, and that tags name."""
 
     def plus(self, other: "Usage") -> "Usage":
         return Usage(*(a + b for a, b in zip(self, other, strict=True)))
@@ -100,7 +102,7 @@ async def usage(stack: Stack) -> Usage:
 async def _usage(stack: Stack, shard: str) -> Usage:
     listed = await _listed(stack, shard)
     named = await _named(stack, shard, expire=False)
-    sets = (listed.keys(), named.referenced, named.current, named.parts) if named else (listed.keys(),)
+    sets = (listed.keys(), *(named[1:] if named else ()))
     return Usage(*(sum(listed.get(key, 0) for key in keys) for keys in sets))
 
 
@@ -112,6 +114,7 @@ class _Named(NamedTuple):
     referenced: Set[str] = frozenset()
     current: Set[str] = frozenset()
     parts: Set[str] = frozenset()
+    tagged: Set[str] = frozenset()
     """Keys of blobs, as `Usage` counts them."""
 
 
@@ -150,8 +153,8 @@ async def _named(stack: Stack, shard: str, *, expire: bool) -> _Named | None:
             return _Named()
         first = await stack.consensus.scan(consensus_key(shard), 0, 1)
         earliest = first[0].seqno if first else head.seqno + 1
-        parts = live_parts(head)
-        current = parts | {rollup.key for rollup in head.rollups.values()}
+        parts, live = current_parts(head), live_parts(head)
+        current = live | {rollup.key for rollup in head.rollups.values()}
         try:
             trail = await trail_from(stack, head, earliest, head.seqno)
         except Truncated as error:
@@ -161,4 +164,4 @@ async def _named(stack: Stack, shard: str, *, expire: bool) -> _Named | None:
             before = earliest, head.seqno
             continue
         older = trail.parts | {rollup.key for rollup in trail.rollups.values()}
-        return _Named(registered(head), current | older, current, parts)
+        return _Named(registered(head), current | older, current, parts, live - parts)

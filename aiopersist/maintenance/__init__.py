@@ -10,7 +10,8 @@
 | `on_demand`                  | retention policies, and collections on demand                      |
 | `inspect`, `overview`        | a view of a shard's state; a line for each shard of a location     |
 | `holds`                      | the holders of history and versions, and the end of a hold         |
+| `tags`                       | contents that stay, whatever becomes of the history                |
 | `fsck`                       | a check that all data of a shard or an `Indexed` is intact         |
 
-Imports `compact`, `gc`, `parts`, `shard`, `state`, `storage`, `subscription`, `data`.
+Imports `compact`, `gc`, `parts`, `read`, `shard`, `state`, `storage`, `subscription`, `data`.
 """

@@ -1,7 +1,7 @@
 """Reads a shard, or an `Indexed`, from end to end, and reports every fault.
 
 - The newest state satisfies the invariants, and follows from its versions and rollups.
-- Every rollup and every blob that it names exists, with the named checksum and size.
+- Every rollup and every blob that it names exists, with the named checksum and size; those of tags, too.
 - Every part is sorted and consolidated, within itself and along its run. It has the row count of the state.
   Its diffs have the sum that the writer of a blob computed before it encoded them (an inline part has only a
   checksum). Its times lie in the bounds of its batch. If a compaction has advanced times, they may be at or
@@ -38,9 +38,11 @@ from aiopersist.data.updates.times import advance, filter_times
 from aiopersist.parts.fetch import Fetch, Named
 from aiopersist.parts.named_parts import of_trace, of_unsealed
 from aiopersist.parts.runs import plan_runs
+from aiopersist.read.tagged import read_tag
 from aiopersist.shard.log import consensus_key, load, read_rollup
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch, State
+from aiopersist.state.names import current_parts
 from aiopersist.state.record import HollowPart
 from aiopersist.state.streams import Arrangement, TraceBatch
 
@@ -97,6 +99,11 @@ class _CheckedRun(NamedTuple):
 async def _checked(shard: Shard, state: State) -> FsckReport:
     problems = [problem async for problem in _history(shard, state)]
     runs = [*_runs_of_shard(state), *_runs_of_streams(state)]
+    current = current_parts(state)
+    async for name, contents, faults in _tags(shard, state):
+        problems += faults
+        kept = () if contents is None else _runs_of_shard(contents, f" of tag {name!r}")
+        runs += [run for run in kept if not current.issuperset(part.key for part in run.parts)]
     problems += _wrong_counts(state)
     parts = updates = 0
     with progress("fsck", sum(part.rows for run in runs for part in run.parts), "rows") as step:
@@ -108,10 +115,22 @@ async def _checked(shard: Shard, state: State) -> FsckReport:
     return FsckReport(shard_id=shard.id, problems=problems, parts=parts, updates=updates)
 
 
-def _runs_of_shard(state: State) -> Iterator[_CheckedRun]:
+def _runs_of_shard(state: State, of: str = "") -> Iterator[_CheckedRun]:
     for ordinal, batch in state.batches.items():
         for run in plan_runs([(batch, part) for part in batch.parts]):
-            yield _CheckedRun(f"batch {ordinal}", batch, [part for _, part in run])
+            yield _CheckedRun(f"batch {ordinal}{of}", batch, [part for _, part in run])
+
+
+async def _tags(shard: Shard, state: State) -> AsyncIterator[tuple[str, State | None, list[str]]]:
+    """Every tag, the state that it keeps, if that can be read, and its faults."""
+    for name, tag in state.tags.items():
+        try:
+            contents = (await read_tag(shard, state, name)).contents
+        except Corruption as error:
+            yield name, None, [f"tag {name!r}: {error}"]
+        else:
+            is_named = {part.key for part in contents.parts if part.key} == {*tag.parts}
+            yield name, contents, [] if is_named else [f"tag {name!r} does not name the parts of its rollup"]
 
 
 def _arrangements(state: State) -> Mapping[str, Arrangement]:

@@ -3,7 +3,7 @@
 | module                        | what it has                                                     |
 |-------------------------------|-----------------------------------------------------------------|
 | `handle`, `open`, `session`   | the read handle, and the state that its calls share             |
-| `snapshot`, `stream`, `query` | the contents at one time                                        |
+| `snapshot`, `stream`, `query`, `tagged` | the contents at one time                              |
 | `listen`, `cursor`, `puller`, `interval`, `bound` | all later updates, as they come            |
 | `feed`, `cut`, `places`       | updates in steps: perhaps the contents first, then the updates  |
 | `since`                       | a hold that never expires                                       |

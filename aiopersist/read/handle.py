@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from aiopersist.base.errors import InvalidUsage, SinceViolation, UsageKind
@@ -14,6 +15,7 @@ from aiopersist.read.interval import hold_for
 from aiopersist.read.listen import Listen, Start
 from aiopersist.read.session import ReadSession
 from aiopersist.read.snapshot import Snapshot
+from aiopersist.read.tagged import check_alone
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.hold import OwnHold
 from aiopersist.shard.instant import as_int, close_if_passed
@@ -113,7 +115,9 @@ class ReadHandle(Resource, Generic[K, V]):
 
     # --- snapshots and listens -------------------------------------------------------------------
 
-    def snapshot(self, as_of: Time | datetime | None = None, wait: bool = True) -> Opening[Snapshot[K, V]]:
+    def snapshot(
+        self, as_of: Time | datetime | None = None, wait: bool = True, *, tag: str | None = None
+    ) -> Opening[Snapshot[K, V]]:
         """The contents at the time `as_of`. Waits until `upper` has passed `as_of`; with `wait=False` raises
         `NotReadable` instead. `SinceViolation` at once if history at `as_of` is no longer held. No request if
         this process knows that the time is complete.
@@ -122,7 +126,13 @@ class ReadHandle(Resource, Generic[K, V]):
 
         On a wall clock `as_of` may be an aware `datetime`, as any time argument may. A moment that has passed
         is complete at once: if nobody has written since, this makes an empty append (one commit more). A
-        readonly client waits instead. `INVALID_TIME` for a naive `datetime`, or on a logical clock."""
+        readonly client waits instead. `INVALID_TIME` for a naive `datetime`, or on a logical clock.
+
+        `tag`: the contents that the tag of that name keeps, even if their history is gone; `UnknownTag`. Two
+        requests. They stay readable until the snapshot is closed, also if the tag is dropped meanwhile."""
+        if tag is not None:
+            check_alone(as_of)
+            return Opening(partial(self._session.tagged, tag), "reader.snapshot(...)")
         return Opening(lambda: self._session.snapshot(as_of, wait), "reader.snapshot(...)")
 
     def listen(

@@ -17,6 +17,7 @@ from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.read.cursor import Cursor, OfAnotherHistory, check_shape
 from aiopersist.read.interval import parts_since
 from aiopersist.read.snapshot import Snapshot, groups
+from aiopersist.read.tagged import TaggedContents, read_tag
 from aiopersist.shard.hold import HistoryPin, OwnHold
 from aiopersist.shard.instant import as_int, close_if_passed, closed_when_passed, time_of
 from aiopersist.shard.log import version_at
@@ -102,6 +103,19 @@ class ReadSession(Generic[K, V]):
                     self.hold.drop(pin)
                 raise
 
+    async def tagged(self, tag: str) -> Snapshot[K, V]:
+        """The contents that the tag of that name keeps. One request, and one for the head."""
+        with self.shard.stack.tracing.span("snapshot", self.shard.known_as), self.scope.call():
+            await self.confirm()
+            await self.shard.open()
+            state = await self._held()
+            release = self.shard.register.pin(state.seqno)
+            try:
+                tagged = await read_tag(self.shard, state, tag)
+                return self._opened(state, tagged.as_of, None, tagged)
+            finally:
+                release()
+
     async def contents(self, as_of: Time) -> AsyncGenerator[Updates[K, V, Any], None]:
         """The snapshot at `as_of` as updates at `as_of`, in bounded memory."""
         async with await self.snapshot(as_of, wait=True) as snapshot:
@@ -109,14 +123,25 @@ class ReadSession(Generic[K, V]):
                 yield updates
 
     async def _snapshot(self, as_of: Time | None, pin: HistoryPin | None) -> Snapshot[K, V]:
-        await self.hold.ensure()
-        while not self.hold.registered:
-            await self.hold.ensure()
-        state = self.shard.state  # no await from here to the pin
+        state = await self._held()
         if as_of is None:
             as_of = last_before(state.upper)
         self._check_since(state, as_of)
-        snapshot: Snapshot[K, V] = Snapshot(self.scope, self.fetch, self.hold, state, as_of, pin, self.forget)
+        return self._opened(state, as_of, pin)
+
+    async def _held(self) -> State:
+        """The newest known state. The process's reader holds it until the next await, so pin it before."""
+        await self.hold.ensure()
+        while not self.hold.registered:
+            await self.hold.ensure()
+        return self.shard.state
+
+    def _opened(
+        self, state: State, as_of: Time, pin: HistoryPin | None, tagged: TaggedContents | None = None
+    ) -> Snapshot[K, V]:
+        snapshot: Snapshot[K, V] = Snapshot(
+            self.scope, self.fetch, self.hold, state, as_of, pin, self.forget, tagged
+        )
         self.opened[snapshot] = None
         return snapshot
 

@@ -32,6 +32,7 @@ from aiopersist.read.query import Query
 from aiopersist.read.range import ALL, Range, check_held, checked, hold_of, not_complete, pinned
 from aiopersist.read.snapshot import Items
 from aiopersist.read.stream import in_batches
+from aiopersist.read.tagged import check_alone, check_tag, read_tag
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.instant import close_if_passed, closed_when_passed, time_of
@@ -160,11 +161,14 @@ def shared_read(
     start: int | datetime | None,
     end: int | datetime | None,
     *,
+    tag: str | None,
     wait: bool,
     lease_s: float | None,
     keep: bool,
 ) -> Opening[SharedRead]:
     """See `Workers.shared_read`."""
+    if tag is not None:
+        check_alone(as_of, start, end)
     lease = shards.stack.settings.reader_lease_s if lease_s is None else lease_s
     check_lease_s(lease)
 
@@ -173,6 +177,8 @@ def shared_read(
         schema = shard.schema(shard.state.schema_id)
         with shards.calls.call():  # the close of the client ends the wait
             try:
+                if tag is not None:
+                    return await _leased_tag(shard, schema, tag, lease, shards.scope, keep)
                 at, first, last = (time_of(value, shard) for value in (as_of, start, end))
                 times = checked(at, first, last, schema)  # type: ignore[arg-type]  # checked there
                 instant = isinstance(as_of, datetime) or isinstance(end, datetime)
@@ -254,9 +260,7 @@ async def _leased(
     keep: bool,
 ) -> SharedRead:
     """Register the reader, wait until the range is complete, and plan."""
-    reader, slot = shard.stack.signed(f"r{shard.stack.runtime.uuid()}"), Slot()
-    try:
-        await commit(shard.register, RegisterReader(reader, Antichain(), lease_s), slot)
+    async with _registered(shard, lease_s) as (reader, slot):
         state = shard.state
         if (missing := not_complete(times, state)) is not None:
             if not wait or missing.as_of is None:
@@ -265,6 +269,26 @@ async def _leased(
         planned = pinned(times, state)
         check_held(planned, state)
         return SharedRead(Fetch(shard, schema), state, planned, reader, lease_s, scope, keep)
+
+
+async def _leased_tag(
+    shard: Shard, schema: Schema[Any, Any, Any], tag: str, lease_s: float, scope: Scope, keep: bool
+) -> SharedRead:
+    """Register the reader, and plan the contents of the tag."""
+    check_tag(shard.state, tag)
+    async with _registered(shard, lease_s) as (reader, _):
+        tagged = await read_tag(shard, shard.state, tag)
+        times = Range(as_of=tagged.as_of)
+        return SharedRead(Fetch(shard, schema), tagged.contents, times, reader, lease_s, scope, keep)
+
+
+@asynccontextmanager
+async def _registered(shard: Shard, lease_s: float) -> AsyncIterator[tuple[str, Slot]]:
+    """A reader that holds the versions from now on; after an error its lease is ended."""
+    reader, slot = shard.stack.signed(f"r{shard.stack.runtime.uuid()}"), Slot()
+    try:
+        await commit(shard.register, RegisterReader(reader, Antichain(), lease_s), slot)
+        yield reader, slot
     except BaseException:
         shard.stack.supervisor.spawn(_end(shard, reader, slot), "end a lease that is not used")
         raise

@@ -33,6 +33,7 @@ from aiopersist.read.leased import LeasedPart, common_stats
 from aiopersist.read.puller import Puller
 from aiopersist.read.query import Columns, Query
 from aiopersist.read.stream import BATCH_ROWS, in_batches, projected_in_batches
+from aiopersist.read.tagged import TaggedContents, check_tag
 from aiopersist.shard.hold import HistoryPin, SharedHold
 from aiopersist.shard.stack import ON_THE_LOOP_BYTES, Stack
 from aiopersist.state.model import State
@@ -106,12 +107,15 @@ class Snapshot(PinnedRead, Generic[K, V]):
         as_of: Time,
         need: HistoryPin | None,
         closed: Callable[["Snapshot[K, V]"], None],
+        tagged: TaggedContents | None = None,
     ) -> None:
+        """`tagged`: the contents that a tag of `state` keeps, instead of those of the state itself."""
         super().__init__(scope, fetch, hold, state.seqno)
         self.as_of = as_of
         self._pin = need
         self._closed = closed
-        self._parts = parts_at(state, as_of)
+        self._tag = None if tagged is None else tagged.name
+        self._parts = parts_at(state if tagged is None else tagged.contents, as_of)
 
     async def to_arrow(self, where: Any = None, columns: Columns | None = None) -> "pa.Table":
         """All contents, as columns `key`, `val`, `diff`. One request per part that is not inline.
@@ -192,10 +196,13 @@ class Snapshot(PinnedRead, Generic[K, V]):
 
     async def _plan_again(self, error: LeaseExpired, plans_left: int) -> None:
         """Plan again on the newest state, after a part without a lease was deleted. Raises `error` if there
-        is a lease, or if no plan is left."""
+        is a lease, or if no plan is left; `UnknownTag` if the tag of the contents was dropped."""
         if self._hold.keeps or not plans_left:
             raise error
         state = await self._fetch.shard.open()
+        if self._tag is not None:
+            check_tag(state, self._tag)
+            raise error
         if not state.since.less_equal(self.as_of):
             raise SinceViolation(self.as_of, state.since, shard_id=self._fetch.shard.id)
         self._parts = parts_at(state, self.as_of)

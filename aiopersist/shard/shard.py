@@ -6,7 +6,6 @@ from aiopersist.base.errors import ShardFinalized, UnknownShard
 from aiopersist.base.frontier import Antichain, Time, minimum, shaped
 from aiopersist.data.lazy import pa
 from aiopersist.data.types.evolve import mismatch
-from aiopersist.data.types.field_ids import with_field_ids
 from aiopersist.data.types.schema import Schema
 from aiopersist.shard.catalog import ShardId, find
 from aiopersist.shard.commit import commit
@@ -94,6 +93,8 @@ class Shard:
         """The columns of the stored schema of that id, with the field ids of its parts. A stream of an
         `Indexed` has one schema; the other schemas of the shard are those of other streams."""
         if schema_id not in self._columns:
+            from aiopersist.data.types.field_ids import with_field_ids  # imported late: reads do without
+
             ids = sorted(n for n in self.state.schemas if n <= schema_id)
             earlier = ids if self.state.streams is None else [schema_id]
             self._columns[schema_id] = with_field_ids([self.schema(n).arrow_schema for n in earlier])

@@ -8,7 +8,7 @@ A job is one coroutine of the bridge's loop. Blocking calls of Spark run on the 
 | `columns`      | from updates and contents to the flat columns of a DataFrame; pure  |
 | `rows`         | from a DataFrame to updates, and to the schema of a new shard; pure |
 | `maps`         | maps as sorted lists; pure                                          |
-| `bridge`       | one event loop per process, which owns the clients                  |
+| `bridge`       | the portal of a process, which owns its clients                     |
 | `tasks`        | the code that runs in workers                                       |
 | `sessions`     | uses of a Spark session                                             |
 | `plan`         | the checks of a write, a new shard, the one writer                  |

@@ -20,18 +20,20 @@ import anyio.to_thread
 
 from aiopersist.base.errors import BatchExpired, InvalidUsage, UsageKind
 from aiopersist.base.frontier import Time
+from aiopersist.base.portal import closing, on_caller, to_its_end
 from aiopersist.base.resource import Resource
 from aiopersist.base.settings import Settings
 from aiopersist.client.client import Client
 from aiopersist.compact.shared_compaction import Goal
 from aiopersist.data.lazy import pa
+from aiopersist.data.part.flat import invalid
 from aiopersist.data.part.select import check_where
 from aiopersist.data.types.schema import Schema
 from aiopersist.read.shared_read import SharedRead
 from aiopersist.shard.registration import LOST_MAX
 from aiopersist.spark import tasks
-from aiopersist.spark.bridge import bridge, closing, on_caller, to_its_end
-from aiopersist.spark.columns import Columns, invalid
+from aiopersist.spark.bridge import bridge
+from aiopersist.spark.columns import Columns
 from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.plan import (
     APPEND,

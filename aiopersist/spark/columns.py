@@ -1,7 +1,6 @@
 """From updates and contents to the columns of a DataFrame.
 
-A DataFrame is flat: its columns are the fields of key and value; a key or value without fields is the column
-`key` or `val`. A name in both gets a prefix. Spark has fewer types than Arrow, and all its columns are
+A DataFrame is flat (`data/part/flat.py`). Spark has fewer types than Arrow, and all its columns are
 nullable. So each schema has *one* form in Spark: columns of the types of `spark_type`, nullable. Types
 without a counterpart, and names that Spark cannot distinguish, are refused before anything runs.
 
@@ -12,11 +11,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from aiopersist.base.errors import InvalidUpdate, InvalidUsage, UsageKind
+from aiopersist.base.errors import InvalidUpdate
 from aiopersist.data.arrays import bool_scalar
 from aiopersist.data.lazy import pa, pc
+from aiopersist.data.part.flat import ColumnSource, invalid, sources
 from aiopersist.data.types.schema import Schema
 from aiopersist.spark.maps import as_maps, shown_type
 
@@ -59,32 +59,6 @@ def _leaf_types(t: pa.DataType) -> list[tuple[pa.DataType, bool]]:
     ]
 
 
-class ColumnSource(NamedTuple):
-    """The part of key or value that a column shows."""
-
-    half: str
-    """`key` or `val`."""
-    field: str | None
-    """A field of the struct; `None`: the whole half."""
-    stored: pa.Field
-    """Name and type in the shard."""
-
-
-def sources(schema: Schema[Any, Any, Any]) -> dict[str, ColumnSource]:
-    """The columns of key and value, by their names in a DataFrame."""
-    all_sources = [
-        source for half in ("key", "val") for source in _sources(schema.arrow_schema.field(half), half)
-    ]
-    counts = Counter((source.field or source.half).lower() for source in all_sources)
-    by_name: dict[str, ColumnSource] = {}
-    for source in all_sources:
-        name = source.field or source.half
-        shown = f"{source.half}_{name}" if counts[name.lower()] > 1 else name
-        if by_name.setdefault(shown, source) is not source:
-            raise invalid(f"several columns would have the name {shown!r}", shown)
-    return by_name
-
-
 class Columns:
     """The columns of a DataFrame of a shard. `time` adds `_time`, for changes. `expand=False` adds `_diff`,
     and repeats no rows. `only`: only these columns of key and value, in this order."""
@@ -123,7 +97,7 @@ class Columns:
         """The columns of updates, or of contents at `at`. `InvalidUpdate` for a negative diff to repeat."""
         if self._expand:
             table = repeated(table)
-        arrays_by_name = {name: _column(table, source) for name, source in self._sources.items()}
+        arrays_by_name = {name: source.of(table) for name, source in self._sources.items()}
         if self._time:
             arrays_by_name[TIME] = table.column("time") if at is None else pa.repeat(at, table.num_rows)
         if not self._expand:
@@ -183,25 +157,3 @@ def _chosen(by_name: dict[str, ColumnSource], only: Sequence[str] | None) -> dic
         if not isinstance(name, str) or name.lower() not in names:
             raise invalid(f"no column {name!r}; the columns are {', '.join(by_name)}", str(name))
     return {names[name.lower()]: by_name[names[name.lower()]] for name in only}
-
-
-def _sources(field: pa.Field, half: str) -> list[ColumnSource]:
-    """The columns of the key or the value: none, itself, or its fields."""
-    t = field.type
-    if pa.types.is_null(t):
-        return []
-    if pa.types.is_struct(t) and not field.nullable:
-        return [ColumnSource(half, f.name, f) for f in t]
-    return [ColumnSource(half, None, field)]
-
-
-def _column(table: pa.Table | pa.RecordBatch, source: ColumnSource) -> Any:
-    column = table.column(source.half)
-    if source.field is None:
-        return column
-    return pc.struct_field(column, [column.type.get_field_index(source.field)])  # a name may look like a path
-
-
-def invalid(message: str, column: str) -> InvalidUsage:
-    """The error for a column that cannot be used."""
-    return InvalidUsage(UsageKind.INVALID_COLUMN, message, column=column)

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple, TypeAlias
 
 from aiopersist.base.errors import Error, InvalidUsage, UnknownShard, UpperMismatch, UsageKind
 from aiopersist.base.frontier import Antichain
+from aiopersist.base.portal import to_its_end
 from aiopersist.base.resource import Opening
 from aiopersist.client.client import Client
 from aiopersist.data.lazy import pa
+from aiopersist.data.part.flat import invalid, sources
 from aiopersist.data.part.select import check_where
 from aiopersist.data.types.schema import Schema
 from aiopersist.gc.collect import delete_data
 from aiopersist.shard.catalog import ShardId, free
 from aiopersist.shard.commit import commit
-from aiopersist.spark.bridge import to_its_end
-from aiopersist.spark.columns import invalid, sources
 from aiopersist.spark.rows import BOTH, Layout, Special, schema_of
 from aiopersist.state.lifecycle import FinalizeUnused
 from aiopersist.write.checks import Txn, check_txn

@@ -13,11 +13,11 @@ from typing import Any, Self, TypeAlias
 
 from aiopersist.base.errors import SinceViolation, UpperMismatch
 from aiopersist.base.frontier import Antichain, int_time
+from aiopersist.base.portal import closing, on_caller, to_its_end
 from aiopersist.client.client import Client
 from aiopersist.data.types.schema import Schema
 from aiopersist.read.shared_read import SharedRead
 from aiopersist.spark import tasks
-from aiopersist.spark.bridge import closing, on_caller, to_its_end
 from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.plan import DELETE, OVERWRITE, WritePlan, Writer, writer_of
 from aiopersist.spark.tasks import Retraction, StagedTask, TaskRefused, accepted

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 from aiopersist.base.errors import InvalidUpdate, InvalidUsage, UsageKind
 from aiopersist.data.lazy import pa
+from aiopersist.data.part.flat import ColumnSource, invalid, sources
 from aiopersist.data.refusal import Refusal
 from aiopersist.data.types.cast import cast_column
 from aiopersist.data.types.codec import Field
 from aiopersist.data.types.readable import check_readable
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.valid import check_column
-from aiopersist.spark.columns import ColumnSource, invalid, sources
 from aiopersist.spark.maps import as_lists, stored_type
 
 FIXED = (

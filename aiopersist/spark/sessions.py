@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio.to_thread
 
+from aiopersist.base.portal import Waits
 from aiopersist.base.progress import progress
 from aiopersist.base.runtime import SYSTEM
 from aiopersist.data.lazy import pa
-from aiopersist.spark.bridge import Waits
-from aiopersist.spark.columns import invalid
+from aiopersist.data.part.flat import invalid
 from aiopersist.spark.tasks import TaskRefused, outcome_of
 
 if TYPE_CHECKING:

@@ -1,8 +1,9 @@
 """`format("aiopersist")`: a thin adapter between Spark's Python data sources and the engine.
 
 Spark calls the hooks in its own processes, which live about a minute. Each process opens a client on demand.
-A lease of `lease_s`, renewed by running tasks, keeps blobs that must outlive the process. Nothing is pushed
-down: options (`options.py`) say what to read.
+A lease of `lease_s`, renewed by running tasks, keeps blobs that must outlive the process. Options
+(`options.py`) say what to read. No reader has `pushFilters`: what Spark pushes for one query of a `load()`
+reaches its other queries, and then they lack rows.
 
 | hook                 | where                         | action                                           |
 |----------------------|-------------------------------|--------------------------------------------------|

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from aiopersist.base.errors import BatchExpired, DiffOverflow, Error, InvalidUpdate, InvalidUsage
 from aiopersist.base.frontier import TIME_MAX
+from aiopersist.base.portal import on_caller
 from aiopersist.client.client import Client
 from aiopersist.data.lazy import pa, pc
-from aiopersist.spark.bridge import bridge, on_caller
+from aiopersist.spark.bridge import bridge
 from aiopersist.spark.columns import Columns
 from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.rows import Layout

@@ -18,8 +18,8 @@ from contextlib import AsyncExitStack
 
 from aiopersist.base.errors import InvalidUsage, UpperMismatch, UsageKind
 from aiopersist.base.frontier import Antichain
+from aiopersist.base.portal import closing, to_its_end
 from aiopersist.client.client import Client
-from aiopersist.spark.bridge import closing, to_its_end
 from aiopersist.spark.location import SparkLocation
 from aiopersist.spark.plan import APPEND, DELETE, WritePlan, Writer, is_done, writer_of
 from aiopersist.spark.replace import Replacement, Results, Run, restored, upper_of

@@ -9,6 +9,7 @@ next version; nothing else writes versions. No I/O, no clock, no randomness.
 | `command`                        | the contract of commands                                              |
 | `writing`, `remembering`, `consuming`, `reading`, `subscriptions` | commands of handles                  |
 | `compaction`, `retention`, `lifecycle`, `copying` | commands of maintenance and of the whole shard       |
+| `tagging`                        | commands of tags                                                      |
 | `spine`                          | which neighbouring batches become one                                 |
 | `diff`, `seal`                   | diffs; the checksums of versions                                      |
 | `rollup_file`                    | rollups                                                               |

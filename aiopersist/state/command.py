@@ -9,9 +9,9 @@ when another version came first.
 state. Without an error it is a success that follows from a frontier (or a transaction number) that never goes
 back, so a cached state is enough.
 
-A commit renews its own handle, drops the readers and writers that are overdue, and ends the subscriptions
-that expire. So no process is needed to end leases. A heartbeat in the future comes from a wrong clock. A
-commit sets it to now, so a lease ends at most its own length after the clock is right again.
+A commit renews its own handle, drops the readers, writers and tags that are overdue, and ends the
+subscriptions that expire. So no process is needed to end leases. A heartbeat in the future comes from a wrong
+clock. A commit sets it to now, so a lease ends at most its own length after the clock is right again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -110,7 +110,7 @@ def commit(
     """The commit of `changes`. It also drops overdue readers and writers, expires subscriptions, and sets
     heartbeats in the future to now. `moved`: the hold of the commit moves since."""
     dropped = {name: keys for name, keys in (drop or {}).items() if keys}
-    if state.subscriptions or not are_leases_in_order(state, context.now):
+    if state.subscriptions or state.tags or not are_leases_in_order(state, context.now):
         for name, records in clock_corrections(state, context, changes).items():
             changes[name] = {**changes.get(name, {}), **records}
         dropped |= overdue(state, context, changes)
@@ -185,8 +185,8 @@ def are_leases_in_order(state: State, now: float) -> bool:
 
 
 def overdue(state: State, context: Context, changes: Mapping[str, Any]) -> dict[str, tuple[int | str, ...]]:
-    """The keys of the readers and writers that a commit of `changes` drops: their leases have run out."""
-    gone = {
+    """The keys of the readers, writers and tags that a commit of `changes` drops: they have run out."""
+    gone: dict[str, tuple[int | str, ...]] = {
         name: tuple(
             key
             for key, record in getattr(state, name).items()
@@ -194,4 +194,9 @@ def overdue(state: State, context: Context, changes: Mapping[str, Any]) -> dict[
         )
         for name in ("readers", "writers")
     }
+    gone["tags"] = tuple(
+        name
+        for name, tag in state.tags.items()
+        if tag.has_expired(context.now) and name not in changes.get("tags", ())
+    )
     return {name: keys for name, keys in gone.items() if keys}

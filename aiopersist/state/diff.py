@@ -27,6 +27,7 @@ from aiopersist.state.model import (
     FORMAT_OF_IDS,
     FORMAT_OF_MOST,
     FORMAT_OF_SUBSCRIPTIONS,
+    FORMAT_OF_TAGS,
     Claim,
     Clock,
     CriticalReader,
@@ -36,6 +37,7 @@ from aiopersist.state.model import (
     Retention,
     Rollup,
     State,
+    Tag,
     TransactionRecord,
     Writer,
     are_known_earlier,
@@ -51,6 +53,7 @@ MAPS = (
     "critical",
     "retention",
     "subscriptions",
+    "tags",
     "writers",
     "transactions",
     "batches",
@@ -76,6 +79,7 @@ class Changes(Record, frozen=True, kw_only=True):
     critical: dict[str, CriticalReader] = {}
     retention: dict[int, Retention] = {}
     subscriptions: dict[str, SubscriptionRecord] = {}
+    tags: dict[str, Tag] = {}
     writers: dict[str, Writer] = {}
     consumed: dict[str, list[str]] = field(default_factory=dict, name="spent")
     """The new ids by writer. The ids of a dropped writer are dropped with it."""
@@ -137,7 +141,10 @@ def diff_of(changes: Changes, state: State | None, *, commit: str, at: float) ->
 
 def format_of(value: Changes | State) -> int:
     """The least format in which `value` can be written."""
-    if value.subscriptions or (isinstance(value, Changes) and "subscriptions" in value.drop):
+    drop = value.drop if isinstance(value, Changes) else ()
+    if value.tags or "tags" in drop:
+        return FORMAT_OF_TAGS
+    if value.subscriptions or "subscriptions" in drop:
         return FORMAT_OF_SUBSCRIPTIONS
     if value.once or value.clock is not Clock.LOGICAL or value.table:
         return FORMAT_OF_CLOCKS
@@ -190,6 +197,8 @@ def apply(diff: Diff, state: State | None) -> State:
         update["once"] = state.once.changed(changes.once.times, diff.at, changes.once.oldest)
     if changes.streams is not None:
         update["streams"] = changed_streams(changes.streams, state.streams)
+    if "tags" in changes.drop or not state.tags.keys().isdisjoint(changes.tags):
+        update["dropped_at"] = diff.seqno
     if changes.batches or "batches" in changes.drop or changes.streams is not None:
         new, gone = added_parts(changes), replaced_parts(changes, state)
         update["inline_bytes"] = state.inline_bytes + inline_bytes(new)

@@ -6,7 +6,7 @@ it deletes a part that a version names, the data is lost.
 """
 
 from aiopersist.state.model import State
-from aiopersist.state.names import keys_of
+from aiopersist.state.names import keys_of, live_parts
 
 KEYS_MAX = 4096  # parts, which take 400 kB; if there are more, versions are read instead
 
@@ -46,8 +46,12 @@ class Drops:
 
 
 def _gone(before: State, after: State) -> set[str]:
-    """The parts that `before` names and `after` does not. A batch that is replaced may pass parts on."""
+    """The blobs that `before` names and `after` does not. A batch that is replaced may pass parts on, and a
+    tag may name them."""
     old = [batch for at, batch in before.batches.items() if after.batches.get(at) is not batch]
     new = [batch for at, batch in after.batches.items() if before.batches.get(at) is not batch]
     named = keys_of(part for batch in new for part in batch.parts)
-    return keys_of(part for batch in old for part in batch.parts) - named
+    gone = keys_of(part for batch in old for part in batch.parts) - named
+    if not before.tags:  # the usual case needs no look at all parts
+        return gone
+    return gone.union(*(tag.keys for tag in before.tags.values())) - live_parts(after)

@@ -11,7 +11,7 @@ from aiopersist.base.errors import Corruption
 from aiopersist.state.diff import Diff, added_parts, replaced_parts
 from aiopersist.state.keys import writer_of
 from aiopersist.state.model import State
-from aiopersist.state.names import registered
+from aiopersist.state.names import live_parts, registered
 from aiopersist.state.record import inline_bytes
 from aiopersist.state.spine import is_contiguous
 from aiopersist.state.streams import parts_of_streams
@@ -74,6 +74,7 @@ def new_blobs_are_registered(diff: Diff, before: State | None, after: State) -> 
     the leak sweep safe. Parts that a batch takes over from batches that it replaces are not new."""
     keys = {part.key for part in added_parts(diff.changes) if part.key}
     keys |= {rollup.key for rollup in diff.changes.rollups.values()}
+    keys |= {tag.rollup.key for tag in diff.changes.tags.values()}
     if not keys:
         return True
     writers = registered(after)
@@ -81,6 +82,14 @@ def new_blobs_are_registered(diff: Diff, before: State | None, after: State) -> 
         return True
     gone = replaced_parts(diff.changes, before) if before is not None else []
     return all(writer_of(key) in writers for key in keys - {part.key for part in gone})
+
+
+def new_tags_name_live_parts(diff: Diff, before: State | None, after: State) -> bool:
+    """A new tag names blobs that the version before it names: others may be deleted already."""
+    tags = diff.changes.tags
+    return not tags or (
+        before is not None and all(live_parts(before).issuperset(tag.parts) for tag in tags.values())
+    )
 
 
 def new_batches_are_last(diff: Diff, before: State | None, after: State) -> bool:
@@ -108,7 +117,12 @@ def check_version(diff: Diff, before: State | None, after: State) -> None:
     for is_so in (trace_ends_at_upper, subscriptions_hold):
         if not is_so(after):
             raise _broken(is_so.__name__, after)
-    for holds in (new_batches_are_last, new_blobs_are_registered, changed_streams_hold):
+    for holds in (
+        new_batches_are_last,
+        new_blobs_are_registered,
+        new_tags_name_live_parts,
+        changed_streams_hold,
+    ):
         if not holds(diff, before, after):
             raise _broken(holds.__name__, diff)
 

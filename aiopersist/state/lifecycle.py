@@ -50,8 +50,8 @@ class Create(Struct, frozen=True):
 
 
 class ExpireOverdue(Struct, frozen=True):
-    """End the readers and writers whose leases have run out, and the subscriptions that expire, in a shard
-    without other commits."""
+    """End the readers and writers whose leases have run out, and the subscriptions and tags that expire, in a
+    shard without other commits."""
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         if state is None or state.finalized:
@@ -61,10 +61,11 @@ class ExpireOverdue(Struct, frozen=True):
 
 
 def first_expiry(state: State) -> float:
-    """The moment when `ExpireOverdue` has work: the first lease ends, or the first subscription expires,
-    unless a heartbeat or an acknowledgement comes before."""
+    """The moment when `ExpireOverdue` has work: the first lease ends, or the first subscription or tag
+    expires, unless a heartbeat or an acknowledgement comes before."""
     leased: tuple[LeasedReader | Writer, ...] = (*state.readers.values(), *state.writers.values())
     ends = [record.heartbeat + record.lease_s for record in leased]
+    ends += [tag.expires_at for tag in state.tags.values() if tag.expires_at is not None]
     return min((*ends, *(record.expires_at for record in state.subscriptions.values())), default=inf)
 
 

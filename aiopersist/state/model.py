@@ -26,7 +26,8 @@ from aiopersist.state.position import SubscriptionRecord
 from aiopersist.state.record import HollowPart, Record, inline_bytes
 from aiopersist.state.streams import Streams, parts_of_streams
 
-FORMAT = 4  # the latest format of diffs and rollups: a reader refuses a later one
+FORMAT = 5  # the latest format of diffs and rollups: a reader refuses a later one
+FORMAT_OF_TAGS = 5  # of those with tags
 FORMAT_OF_SUBSCRIPTIONS = 4  # of those with subscriptions
 FORMAT_OF_CLOCKS = 3  # of those with a wall clock, or ids of `once=`
 FORMAT_OF_IDS = 2  # of those with consumed ids, or with a hold that keeps no version
@@ -187,6 +188,33 @@ class Rollup(Record, frozen=True, kw_only=True):
     size: int
 
 
+class Tag(Record, frozen=True, kw_only=True):
+    """The contents at a time of one version, kept whatever since, compactions and collections do."""
+
+    seqno: int
+    """The version."""
+    as_of: Antichain
+    """The time."""
+    at: float
+    """The moment when it was added."""
+    expires_at: float | None = None
+    """The first commit after this moment drops it; `None`: somebody drops it."""
+    rollup: Rollup
+    """What of that version the contents need: batches with their parts, schemas, frontiers."""
+    parts: tuple[str, ...] = ()
+    """The keys of the blobs of these parts."""
+    blob_bytes: int = 0
+    """The bytes of these blobs."""
+
+    def has_expired(self, now: float) -> bool:
+        return self.expires_at is not None and self.expires_at < now
+
+    @property
+    def keys(self) -> set[str]:
+        """The blobs that exist while this tag does."""
+        return {self.rollup.key, *self.parts}
+
+
 class Clock(StrEnum):
     """The meaning of a shard's times."""
 
@@ -219,6 +247,8 @@ class State(Record, frozen=True, kw_only=True):
     """The policy under key 0, if there is one."""
     subscriptions: dict[str, SubscriptionRecord] = {}
     """By name; with a share, by `name[i/n]`."""
+    tags: dict[str, Tag] = {}
+    """By name."""
     writers: dict[str, Writer] = {}
     consumed: dict[str, Ids[None]] = field(default_factory=dict, name="spent")
     """By writer, the ids of its handed-over batches that were appended or deleted, which cannot happen again.

@@ -1,8 +1,8 @@
 """Which blobs versions name, for the sweep, and for a collection by a process that has not followed the
 versions (`drops.py`). Only these names are decoded, at half the cost of whole diffs.
 
-A part is *live* at a version if a batch of the state at that version names it. Keys never come back: a part
-that was named and is no longer live is dropped for good.
+A part is *live* at a version if a batch or a tag of the state at that version names it. Keys never come back:
+a part that was named and is no longer live is dropped for good. A new tag names live parts only.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from msgspec import Struct
 from aiopersist.base.errors import Corruption
 from aiopersist.state.diff import RollupName, check_format, not_understood
 from aiopersist.state.model import State
-from aiopersist.state.names import BatchPath, batches_of, keys_of
+from aiopersist.state.names import NamingPath, keys_of, named_by, path_of_tag
 from aiopersist.state.record import decoder
 from aiopersist.state.seal import check_seal
 
@@ -30,8 +30,14 @@ class _RollupNames(Struct):
     checksum: str
 
 
+class _TagNames(Struct):
+    rollup: _RollupNames
+    parts: tuple[str, ...] = ()
+
+
 class _DropNames(Struct, frozen=True):
     batches: tuple[int, ...] = ()
+    tags: tuple[str, ...] = ()
 
 
 class _ArrangementNames(Struct):
@@ -48,20 +54,24 @@ class _StreamsNames(Struct, frozen=True):
 
 class _ChangesNames(Struct):
     batches: dict[int, _BatchNames] = {}
+    tags: dict[str, _TagNames] = {}
     rollups: dict[int, _RollupNames] = {}
     streams: _StreamsNames = _StreamsNames()
     drop: _DropNames = _DropNames()
 
-    def set_batches(self) -> Iterator[tuple[BatchPath, _BatchNames]]:
-        """The batches that are set, by path."""
-        yield from self.batches.items()
+    def new(self) -> Iterator[tuple[NamingPath, set[str]]]:
+        """The blobs that new batches and tags name, by path."""
+        yield from ((at, keys_of(batch.parts)) for at, batch in self.batches.items())
         for name, changes in self.streams.arrangements.items():
-            yield from (((name, "unsealed", at), batch) for at, batch in changes.unsealed.items())
-            yield from (((name, "trace", at), batch) for at, batch in changes.trace.items())
+            yield from (((name, "unsealed", at), keys_of(b.parts)) for at, b in changes.unsealed.items())
+            yield from (((name, "trace", at), keys_of(b.parts)) for at, b in changes.trace.items())
+        yield from ((path_of_tag(name), {tag.rollup.key, *tag.parts}) for name, tag in self.tags.items())
 
-    def dropped_batches(self) -> Iterator[BatchPath]:
-        """The paths of batches that are dropped one by one; the streams in `destroyed` are dropped whole."""
+    def dropped(self) -> Iterator[NamingPath]:
+        """The paths of batches and tags that are dropped one by one; the streams in `destroyed` are dropped
+        whole."""
         yield from self.drop.batches
+        yield from map(path_of_tag, self.drop.tags)
         for name, changes in self.streams.arrangements.items():
             yield from ((name, "unsealed", at) for at in changes.drop_unsealed)
             yield from ((name, "trace", at) for at in changes.drop_trace)
@@ -94,9 +104,9 @@ class Trail:
 
     def __init__(self, base: State | None = None) -> None:
         """`base` is the state at the first version; `None` where that is version 0."""
-        self._live = {} if base is None else {path: keys_of(parts) for path, parts in batches_of(base)}
+        self._live = {} if base is None else dict(named_by(base))
         self.parts: set[str] = {key for keys in self._live.values() for key in keys}
-        """All parts that were named."""
+        """All parts that were named, and the rollups of tags."""
         self.rollups: dict[int, RollupName] = {}
         """All rollups that were named, by version."""
         self._base = None if base is None else (base.seqno, base.commit)
@@ -109,11 +119,11 @@ class Trail:
         for data in versions:
             names = decode_names(data, shard)
             self._check_follows(names, shard)
-            for path in names.changes.dropped_batches():
+            for path in names.changes.dropped():
                 self._live.pop(path, None)
-            for path, batch in names.changes.set_batches():
-                self._live[path] = keys_of(batch.parts)
-                self.parts |= self._live[path]
+            for path, keys in names.changes.new():
+                self._live[path] = keys
+                self.parts |= keys
             if gone := {*names.changes.streams.destroyed}:
                 self._live = {path: keys for path, keys in self._live.items() if _stream(path) not in gone}
             for seqno, rollup in names.changes.rollups.items():
@@ -135,5 +145,5 @@ class Trail:
         return self.parts.difference(*self._live.values())
 
 
-def _stream(path: BatchPath) -> str | None:
+def _stream(path: NamingPath) -> str | None:
     return None if isinstance(path, int) else path[0]

@@ -10,7 +10,8 @@
 | `open`            | the open tables of a client                                                  |
 | `bulk/`           | puts of any number of entries                                                |
 | `feed`            | the changes in order, and subscriptions to them                              |
-| `table`, `handle` | the public calls; the calls of the rest of the library on a handle           |
+| `reads`, `table`  | the public calls: reads; changes                                             |
+| `handle`          | the calls of the rest of the library on a handle                             |
 | `transaction/`    | transactions, and their attempts                                             |
 
 Each imports only modules above it. A put goes from `table` to `commit/group.py`, which plans it on views and

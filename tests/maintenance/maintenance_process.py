@@ -13,7 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from aiopersist.testing.faults import FaultyBlob, FaultyConsensus, Outcome
 Act = Callable[[], Awaitable[Any]]
 
 BUSY, ENDED = "busy", "ended"  # shards: one that owes work, and one that no client can read or write
+KEPT_TAG, OLD_TAG, NEW_TAG = "kept", "old", "new"
 BEFORE, DURING, AFTER = "before", "during", "after"
 FREE = ("watch", "now")  # calls that change nothing and may be any number
 RUN_S = 20  # a run that hangs is ended, and is no run that was killed as it should be
@@ -101,7 +102,16 @@ async def maintain(client: ap.Client) -> None:
     await client.admin.maintain()
 
 
-WORKS = {work.__name__: work for work in (compact, finalize, maintain)}
+async def tag(client: ap.Client) -> None:
+    """One tag is added, another one is dropped, and what nobody needs is collected."""
+    with suppress(ap.TagExists):
+        await client.tag(BUSY, NEW_TAG)
+    with suppress(ap.UnknownTag):
+        await client.untag(BUSY, OLD_TAG)
+    await compact(client)
+
+
+WORKS = {work.__name__: work for work in (compact, finalize, maintain, tag)}
 
 
 @asynccontextmanager

@@ -36,6 +36,9 @@ from tests.maintenance.maintenance_process import (
     BUSY,
     DURING,
     ENDED,
+    KEPT_TAG,
+    NEW_TAG,
+    OLD_TAG,
     SCRIPT,
     WORKS,
     Urls,
@@ -50,7 +53,12 @@ from tests.support.shards import noted
 
 KILLED = -9
 MOMENTS = [BEFORE, DURING, AFTER]
-STRIDES = {"compact": 3, "finalize": 3, "maintain": 10}  # calls between two that are tried, on the average
+STRIDES = {
+    "compact": 3,
+    "finalize": 3,
+    "maintain": 10,
+    "tag": 3,
+}  # calls between two that are tried, on the average
 SERVER_CALLS = [12, 30]
 KEPT, BURIED = "kept", "buried"
 # What libraries would start as they are imported; a process with threads is not to be forked.
@@ -146,10 +154,21 @@ async def prepare(urls: Urls, work: str) -> None:
             await ended(client, ENDED)
             return
         await busy(client, BUSY)
+        if work == "tag":
+            await tags(client)
         if work == "maintain":
             await busy(client, KEPT)
             await client.admin.retain(KEPT, 3)
             await half_buried(client, BURIED)
+
+
+async def tags(client: Any) -> None:
+    """Two tags, whose history is gone."""
+    await client.tag(BUSY, KEPT_TAG, 7)
+    await client.tag(BUSY, OLD_TAG)
+    async with client.writer(BUSY, SCHEMA) as w:
+        await append(w, 3)
+    await move_since(client, BUSY, 11)
 
 
 @pytest.fixture(scope="module", params=[*WORKS])
@@ -204,8 +223,9 @@ async def sound(urls: Urls, client: Any) -> None:
         assert report.ok, report.problems
         if name == ENDED:
             continue
-        async with client.reader(name, SCHEMA) as r, r.snapshot() as s:
-            assert await s.rows() == expected(s.as_of)
+        for tag in (None, *await client.tags(name)):
+            async with client.reader(name, SCHEMA) as r, r.snapshot(tag=tag) as s:
+                assert await s.rows() == expected(s.as_of)
 
 
 async def expire_writers(urls: Urls, client: Any) -> None:
@@ -243,6 +263,8 @@ async def finished(urls: Urls, work: str) -> None:
     async with opened(urls) as client:
         await sound(urls, client)
         await nothing_is_left(urls, client, work)
+        if work == "tag":
+            assert {*await client.tags(BUSY)} == {KEPT_TAG, NEW_TAG}
 
 
 async def nothing_is_left(urls: Urls, client: Any, work: str) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.spark import bridge as module
 from aiopersist.spark.bridge import Bridge
 from aiopersist.spark.location import SparkLocation
 
@@ -58,14 +57,3 @@ def test_what_cannot_be_opened_is_tried_anew(found: tuple[Bridge, SparkLocation]
     opened = bridge.acquire(place, maintenance=False)
     bridge.release(place, maintenance=False)
     assert not is_open(bridge, opened)
-
-
-def test_a_loop_that_cannot_be_had(monkeypatch: Any) -> None:
-    """Goal: a caller is refused, and does not wait."""
-
-    def refused(*args: Any) -> None:
-        raise OSError("too many open files")
-
-    monkeypatch.setattr(module.anyio, "run", refused)
-    with pytest.raises(OSError, match="too many"):
-        Bridge()

@@ -35,6 +35,12 @@ READS: dict[str, tuple[dict[str, Any], Counter[Row]]] = {
     "no changes": ({"startingTime": 2, "endingTime": 2}, Counter()),
     "range": ({"key_range": '["b", "d"]'}, Counter([("b", 2), ("c", 3)])),
     "open range": ({"keyRange": '["c", null]'}, Counter([("c", 3), ("d", None)])),
+    "where": ({"where": "val >= 3 or val is null"}, Counter([("a", 5), ("c", 3), ("d", None)])),
+    "where and a range": ({"where": "val < 5", "key_range": '["b", null]'}, Counter([("b", 2), ("c", 3)])),
+    "where of changes": (
+        {"starting_time": 1, "where": "key = 'a'"},
+        Counter(x for x in changes(1, 4) if x[0] == "a"),
+    ),
     "range of changes": (
         {"startingTime": 1, "key_range": '[null, "b"]'},
         Counter(x for x in changes(1, 4) if x[0] == "a"),
@@ -68,6 +74,9 @@ BAD_READS: dict[str, tuple[str, dict[str, Any], str]] = {
     "expand": ("s", {"expand": "maybe"}, "neither true nor false"),
     "no range": ("s", {"key_range": "a-b"}, "not a JSON list of two"),
     "range of another type": ("s", {"key_range": "[1, 2]"}, "key_range"),
+    "no condition": ("s", {"where": "val >"}, "expected a column or a value, at character 6"),
+    "a condition on no column": ("s", {"where": "price > 3"}, "no column 'price'"),
+    "a condition of another type": ("s", {"where": "val > 'a'"}, "cannot be compared with a column of type"),
     "lease": ("s", {"lease_s": "-1"}, "not a positive number"),
     "parallelism": ("s", {"parallelism": 0}, "at least 1"),
     "product times": ("pairs", {}, "product times|INVALID_TIME"),

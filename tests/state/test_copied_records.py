@@ -131,7 +131,7 @@ def test_a_copied_policy_and_mark_keep_the_fields_that_are_not_known() -> None:
 
 
 OF_A_VERSION = {"shard", "seqno", "commit", "at", "finalized"}  # each shard has its own
-OF_USERS = {"readers", "writers", "subscriptions", "claims", "transactions", "once", "consumed"}
+OF_USERS = {"readers", "writers", "subscriptions", "claims", "transactions", "once", "consumed", "tags"}
 OF_CONTENTS = {"since", "upper", "batches", "levels", "fuel", "inline_bytes", "streams"}  # appends bring them
 OF_UPKEEP = {"rollups", "dropped_at", "collected"}
 COPIED = {"clock", "table", "schemas", "retention", "critical"}  # of the last the mark alone

@@ -13,7 +13,7 @@ from aiopersist.state.drops import Drops
 from aiopersist.state.model import State
 from aiopersist.state.names import live_parts
 from aiopersist.state.trail import Trail
-from tests.state.test_all_commands import Game
+from tests.state.command_game import Game
 from tests.state.test_commands import SHARD
 from tests.state.test_compaction import batch, state
 

@@ -28,8 +28,10 @@ from aiopersist.data.types.codec import Codec, Field
 from aiopersist.data.types.nested import Structs
 from aiopersist.data.types.schema import Schema
 
-# Functions of an expression that never make NaN from other values. All others may.
+# Functions of an expression that never make NaN from other values, and what Arrow writes for a field. All
+# others may.
 _WITHOUT_NAN = {"and", "or", "invert", "is_in", "is_null", "is_valid", "true_unless_null"}
+_WITHOUT_NAN |= {"Nested", "Name", "FieldPath"}
 
 
 def check_where(where: Any, schema: Schema[Any, Any, Any]) -> None:
@@ -179,10 +181,8 @@ def _facts(field: Any, entry: Mapping[str, Any], t: pa.DataType) -> list[Any]:
         return []
     bounds = [] if low is None else [field >= low]
     bounds += [] if high is None else [field <= high]
-    if not bounds:
-        return []
-    within = reduce(lambda a, b: a & b, bounds)
-    return [within | field.is_null()] if entry["nulls"] else [within]
+    # One fact per bound: Arrow understands no other form that admits null.
+    return [bound | field.is_null() for bound in bounds] if entry["nulls"] else bounds
 
 
 def _written(where: Any) -> str:

@@ -186,7 +186,7 @@ def _rounded_up(scalar: Any) -> Any:
     if not _is_long(scalar):
         return scalar
     prefix = _prefix(scalar.as_py())
-    above = _text_above(prefix) if isinstance(prefix, str) else _bytes_above(prefix)
+    above = text_above(prefix) if isinstance(prefix, str) else _bytes_above(prefix)
     return one(above, _bound_type(scalar.type))[0]
 
 
@@ -208,8 +208,8 @@ def _bytes_above(prefix: bytes) -> bytes | None:
     return head[:-1] + bytes([head[-1] + 1]) if head else None
 
 
-def _text_above(prefix: str) -> str | None:
-    """As `_bytes_above` in UTF-8: the last character that has a successor becomes that successor."""
+def text_above(prefix: str) -> str | None:
+    """As `_bytes_above`, of UTF-8: the last character that has a successor becomes that successor."""
     for end in range(len(prefix), 0, -1):
         code = ord(prefix[end - 1]) + 1
         code = 0xE000 if code == 0xD800 else code  # surrogates are no characters

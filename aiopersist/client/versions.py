@@ -1,0 +1,58 @@
+"""The calls of a client that keep contents of the past: tags."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from aiopersist.base.frontier import Time
+from aiopersist.client.services import BaseClient
+
+if TYPE_CHECKING:
+    from aiopersist.maintenance.tags import TagView
+    from aiopersist.table.table import Table
+
+
+class VersionCalls(BaseClient):
+    """See the header."""
+
+    async def tag(
+        self,
+        shard: str | Table[Any, Any],
+        name: str,
+        as_of: Time | datetime | None = None,
+        *,
+        expires: timedelta | None = None,
+    ) -> TagView:
+        """Keep the contents of a shard or table at `as_of` (`None`: the greatest complete time) under `name`,
+        whatever retention, compaction and collection do later: `snapshot(tag=name)` reads them until `untag`,
+        or until a commit after `expires`. The history between tags is not kept. The shard keeps the blobs of
+        the tag, and its state about 80 bytes for each of them. Releases before 0.3 cannot open a shard that
+        has a tag. One blob and one commit, one more for a registration.
+
+        `TagExists` if another tag has the name; `SinceViolation` if the history is gone already,
+        `NotReadable` if the time is not complete; `INVALID_TIME`, `INVALID_NAME`; `UnknownShard`."""
+        async with self._services.calling("aiopersist.maintenance.tags"):
+            from aiopersist.maintenance.tags import add_tag
+
+            services = self._services
+            return await add_tag(services.shards, services.maintenance, _name_of(shard), name, as_of, expires)
+
+    async def tags(self, shard: str | Table[Any, Any]) -> dict[str, TagView]:
+        """The tags of a shard or table, by name. Linearizable: one request."""
+        async with self._services.calling("aiopersist.maintenance.tags"):
+            from aiopersist.maintenance.tags import tags
+
+            return await tags(self._services.shards, _name_of(shard))
+
+    async def untag(self, shard: str | Table[Any, Any], name: str) -> None:
+        """Drop the tag of that name: the next collection deletes the blobs that nothing else names, once the
+        snapshots of it are closed. `UnknownTag` if there is none. One commit."""
+        async with self._services.calling("aiopersist.maintenance.tags"):
+            from aiopersist.maintenance.tags import drop_tag
+
+            await drop_tag(self._services.shards, _name_of(shard), name)
+
+
+def _name_of(shard: str | Table[Any, Any]) -> str:
+    return shard if isinstance(shard, str) else shard.name
