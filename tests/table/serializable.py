@@ -69,6 +69,8 @@ class Commits:
             self._explain(time)
         for op in [op for op in ops if op.answered and op in self._doubtful]:
             self._find_place(op)
+        for time, changes in versions.at.items():
+            self._find_deletes(time, [key for key, val in changes.items() if val is None])
 
     def _find(self) -> None:
         """The operation of each version."""
@@ -84,6 +86,13 @@ class Commits:
                     self.wrong.append(f"what did nothing wrote {key}: {val!r} at {time}: {op}")
                 self._place(op, time)
                 self.visible.add(op)
+
+    def _find_deletes(self, time: int, keys: Iterable[Key]) -> None:
+        """Who deleted these keys, where only one can have. Others that were told that time saw none."""
+        for key in keys:
+            able = [op for op in {*self._by_time[time], *self._doubtful} if key in _deleted(op)]
+            if len(able) == 1:
+                self.visible.update(able)
 
     def _place(self, op: Op, time: int) -> None:
         known = self.time.setdefault(op, time)
@@ -134,8 +143,9 @@ class Commits:
         keys = {key for run in op.runs for key in run.reads}
         tables = {found.table for run in op.runs for found in run.ranges}
         for time, there in self._by_time.items():
-            near = any(key in keys or key[0] in tables for other in there for key in _written(other))
-            if near and _together(op, there) and self._has_order([*there, op], time):
+            others = [other for other in there if other in self.visible or other.began <= op.ended]
+            near = any(key in keys or key[0] in tables for other in others for key in _written(other))
+            if near and _together(op, others) and self._has_order([*others, op], time):
                 yield time
 
     def _has_order(self, ops: Sequence[Op], time: int) -> bool:
@@ -169,6 +179,10 @@ def _takes_part(op: Op) -> bool:
 
 def _written(op: Op) -> set[Key]:
     return {key for run in op.runs for key in run.writes}
+
+
+def _deleted(op: Op) -> set[Key]:
+    return {key for run in op.runs for key, val in run.writes.items() if val is None}
 
 
 def _together(op: Op, others: Iterable[Op]) -> bool:

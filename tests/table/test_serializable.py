@@ -64,6 +64,10 @@ WRONG = {
         op("a", 0, 2, 10, writes={X: 1}),
         op("b", 3, 4, reads={X: "x0"}),
     ],
+    "a stale get of what was deleted": [
+        op("a", 0, 2, 10, writes={X: ""}),
+        op("b", 3, 4, reads={X: "x0"}),
+    ],
     "a get that goes back": [
         op("a", 0, 9, 10, writes={X: 1}),
         op("b", 1, 2, reads={X: "a1"}),
@@ -167,6 +171,8 @@ def test_what_failed_may_have_been_within_a_commit() -> None:
     a, b = op("a", 0, 2, 10, writes={("t", "n"): 1, X: 1}), op("b", 0, 2, 10, writes={("t", "n"): ""})
     found = op("c", 0, 2, reads={("t", "n"): "*"}, kind="insert")
     assert check([setup(), a, b, found], updates([a, b])) == []
+    nothing = op("e", 3, 4, 10, writes={("t", "n"): ""})  # told the time of what it saw
+    assert check([setup(), a, b, found, nothing], updates([a, b])) == []
     later = op("d", 3, 4, reads={("t", "n"): "*"}, kind="insert")
     assert check([setup(), a, b, later], updates([a, b]))
 
