@@ -127,6 +127,7 @@ class Game:
         calm: bool = False,
         size: Size = Size(),
     ) -> None:
+        self.seed = seed
         self.rng = random.Random(seed)
         self.rates = dict(rates)
         self.calm = calm
@@ -185,7 +186,7 @@ class Game:
             await actor.faults.land()
             for table in actor.player.tables.values():  # behind what cancelled calls have sent
                 await table.delete("nothing")
-        await verify(honest, self.events, cuts=self.size.cuts)
+        await verify(honest, self.events, f"tables {self.seed}", cuts=self.size.cuts)
         for name in TABLES:
             final = dict([entry async for entry in honest.table(name, key=str, val=str).items()])
             for actor in self.actors:

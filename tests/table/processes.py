@@ -165,7 +165,7 @@ class World:
         for log in self.logs:
             events += events_of(log)
         async with ap.open(blob=urls.blob, consensus=urls.consensus, maintenance=False) as client:
-            await verify(client, events, cuts=cuts)
+            await verify(client, events, f"processes {self.seed}", cuts=cuts)
         self._count(events)
         return self.counts
 

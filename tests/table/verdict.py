@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import aiopersist as ap
+from tests.porcupine.histories import write_down
 from tests.table.history import Began, Event, Op, Settled, ops_of
 from tests.table.moves import ACCOUNTS, ACCOUNTS_AT_FIRST, JOURNAL, KEYS, OPENING, TABLES, balance
 from tests.table.serializable import check
@@ -14,13 +15,16 @@ TOTAL = OPENING * len(ACCOUNTS) * len(KEYS)
 SCHEMA: ap.Schema[str, str, int] = ap.Schema(str, str)
 
 
-async def verify(client: ap.Client, events: Sequence[Event], *, cuts: int | None = None) -> list[Op]:
+async def verify(
+    client: ap.Client, events: Sequence[Event], name: str, *, cuts: int | None = None
+) -> list[Op]:
     """Raise `AssertionError` unless the history is right, by a client that saw nothing of it. All calls have
-    ended, and nothing is on its way any more. `cuts`: at how many commit times all tables are read; `None`:
-    at all."""
+    ended, and nothing is on its way any more. `name`: of the game, for a judge from outside. `cuts`: at how
+    many commit times all tables are read; `None`: at all."""
     settled = [Settled(*pair) for pair in await _outcomes(client, events)]
     ops = ops_of([*events, *settled])
     updates = {table: await updates_of(client, table) for table in (*TABLES, JOURNAL)}
+    write_down(name, ops, updates)
     wrong = check(ops, updates)
     assert not wrong, "\n".join(wrong[:8])
     versions = Versions(updates)

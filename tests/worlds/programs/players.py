@@ -36,5 +36,5 @@ async def begin(scene: Scene, honest: ap.Client) -> None:
 
 
 async def check(scene: Scene, honest: ap.Client) -> None:
-    ops = await verify(honest, scene.ledger.events, cuts=CUTS)
+    ops = await verify(honest, scene.ledger.events, f"world {scene.world.seed}", cuts=CUTS)
     scene.counts["checked calls"] += len(ops)
