@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from aiopersist.base.errors import InvalidUpdate, InvalidUsage
 from aiopersist.base.frontier import Antichain, minimum
 from aiopersist.base.resource import run_bounded
-from aiopersist.data.lazy import pa
+from aiopersist.data.lazy import pa, pc
 from aiopersist.data.part.key_range import (
     Block,
     Bound,
@@ -29,7 +29,7 @@ from aiopersist.data.part.key_range import (
     plan_key_ranges,
     to_stored,
 )
-from aiopersist.data.part.select import apply_where
+from aiopersist.data.part.select import apply_where, may_match
 from aiopersist.data.types.schema import Schema
 from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.parts.put import inline_part
@@ -133,7 +133,26 @@ async def divide(fetch: Fetch, runs: Runs, selection: Selection, reader: str, ta
     order = leaves(fetch.schema)
     source = await _Input.of(fetch, runs, selection, reader)
     blocks = await _blocks(source, selection, reader, order, tasks) if tasks > 1 else []
-    return await fetch.stack.compute(_pieces, source, plan_key_ranges(blocks, tasks), order)
+    ranges = plan_key_ranges(blocks, tasks)
+    if len(ranges) > 1 and selection.where is not None:
+        ranges = await fetch.stack.compute(_matching, ranges, selection.where, order, fetch.schema)
+    return await fetch.stack.compute(_pieces, source, ranges, order)
+
+
+def _matching(
+    ranges: list[KeyRange], where: Any, order: list[Leaf], schema: Schema[Any, Any, Any]
+) -> list[KeyRange]:
+    """The ranges that may have matching rows, at least one. All cuts may lie within the row groups of a few
+    matches, and then most ranges contradict the condition."""
+
+    def fact(keys: KeyRange) -> Any:
+        columns = order[: len(keys.prefix) + 1]
+        is_float = any(pa.types.is_floating(leaf.type) for leaf in columns)  # where may name NaN
+        of_range = None if is_float else condition(keys, order)
+        return pc.scalar(True) if of_range is None else of_range
+
+    kept = may_match(where, [fact(keys) for keys in ranges], schema)
+    return [keys for keys, keep in zip(ranges, kept, strict=True) if keep] or ranges[:1]
 
 
 async def divide_with(

@@ -145,20 +145,24 @@ def prune(
         types = {name: t for name, t in types.items() if not pa.types.is_floating(t)}
     leaves = [(name, leaf_paths(schema)[name], types[name]) for name in types]
     flat = {path: name for name, path in flat_names(schema).items()}
+    return may_match(where, [_guarantee(record or {}, leaves, flat) for record in records], schema)
+
+
+def may_match(where: Any, guarantees: Sequence[Any], schema: Schema[Any, Any, Any]) -> list[bool]:
+    """For each guarantee, an expression that is true for every row of some data, whether that data may have
+    matching rows."""
     layout = ds.ParquetFileFormat()  # never opened: only the expressions matter
     fragments = [
-        layout.make_fragment(
-            str(i), fs.LocalFileSystem(), partition_expression=_guarantee(record or {}, leaves, flat)
-        )
-        for i, record in enumerate(records)
+        layout.make_fragment(str(i), fs.LocalFileSystem(), partition_expression=guarantee)
+        for i, guarantee in enumerate(guarantees)
     ]
     bindable = _with_flat(empty_table(schema.arrow_schema), schema).schema
     dataset = ds.FileSystemDataset(fragments, bindable, layout)
     try:
         kept = {int(fragment.path) for fragment in dataset.get_fragments(filter=where)}
     except pa.ArrowException:  # Arrow cannot evaluate the condition on bounds
-        return [True] * len(records)
-    return [i in kept for i in range(len(records))]
+        return [True] * len(guarantees)
+    return [i in kept for i in range(len(guarantees))]
 
 
 def _guarantee(
