@@ -13,6 +13,10 @@ import pyarrow as pa
 from pyiceberg.table import StaticTable
 
 import aiopersist as ap
+from aiopersist.base.errors import StorageUnavailable
+from aiopersist.storage.blob import Blob
+from aiopersist.storage.consensus import Consensus
+from aiopersist.storage.wrapper import READS, WrappedBlob, WrappedConsensus
 
 os.environ.setdefault("POLARS_ICEBERG_PLANNER", "pyiceberg")  # the other one is a package of its own
 
@@ -103,3 +107,51 @@ def part_key(uri: str) -> str:
     """The blob key of a part."""
     match = re.search(r"/blob/(s[0-9a-f-]{36}/.*)", uri)
     return match[1] if match else ""
+
+
+class Killed(StorageUnavailable):
+    """The process is gone: no call happens any more."""
+
+    def __init__(self) -> None:
+        super().__init__("killed", retry=False)
+
+
+class Life:
+    """Ends at the `calls`-th write to a store, before it or after it."""
+
+    def __init__(self, calls: int, *, after: bool) -> None:
+        self.left = calls
+        self.after = after
+
+    async def call(self, op: str, request: Any) -> Any:
+        """Make the request while alive."""
+        self.left -= op not in READS
+        if self.left < 0 or (self.left == 0 and not self.after):
+            self.left = 0
+            raise Killed
+        result = await request()
+        if self.left == 0 and op not in READS:
+            raise Killed
+        return result
+
+
+class MortalBlob(WrappedBlob):
+    """A blob store of a process that is killed."""
+
+    def __init__(self, inner: Blob, life: Life) -> None:
+        super().__init__(inner)
+        self.life = life
+
+    def _request(self, op: str, request: Any, sent: int = 0) -> Any:
+        return self.life.call(op, request)
+
+
+class MortalConsensus(WrappedConsensus):
+    """A consensus store of a process that is killed."""
+
+    def __init__(self, inner: Consensus, life: Life) -> None:
+        super().__init__(inner)
+        self.life = life
+
+    def _request(self, op: str, request: Any, sent: int = 0) -> Any:
+        return self.life.call(op, request)
