@@ -20,28 +20,30 @@ class Publications(BaseClient):
         self, shard: str | Table[Any, Any], *, as_of: Time | datetime | None = None, keep: int = 3
     ) -> Published:
         """Publish the contents of the shard or table at `as_of` (`None`: the greatest complete time) as an
-        Iceberg table (format version 2), which Spark, Trino, polars and other engines read without this
-        library. Its columns are `key` and `val`. The parts of the shard are its data files: only what they
-        lack is written, deleted positions and rows that are inline, below `iceberg/` in the blob store.
+        Iceberg table (format version 2), which Spark, polars and other engines read without this library. Its
+        columns are `key` and `val`. The parts of the shard are its data files: only what they lack is
+        written, below `iceberg/` in the blob store: deleted positions, and rows that are inline.
 
-        The last `keep` versions stay readable, by the metadata file of each, whatever compaction, collection
-        and sweep do: a tag keeps their blobs. Older versions, their files and tags are removed. Another
-        publication, or a crash at any moment, leaves the version before or this one. A call that has nothing
-        new to show writes nothing.
+        The last `keep` versions stay readable, each by its metadata file, whatever compaction, collection
+        and sweep do: a tag keeps their blobs. Older versions, their files and tags are removed. After a crash
+        or a publication by somebody else the table has the version before, or a whole new one. A call with
+        nothing new to show writes nothing. Releases before 0.3 cannot open a shard that has tags.
 
         `Unsupported`, with the path of the field, for a type that not all engines have (unsigned, time of
         day, duration, nanoseconds, null, a zone other than UTC, decimals beyond 38 digits), for a store that
         other programs cannot read (`mem://`), and for a row with millions of copies; `NegativeMultiplicity`
-        for a row with fewer than zero copies; errors of times as for `ReadHandle.snapshot`; `Conflict` if
-        others published first several times.
+        for a row with fewer than zero copies; errors of times as for `tag`; `Conflict` if others published
+        first several times.
 
-        Two commits and one for each old version; requests for the parts that may have retractions or later
-        times, for those with rows to delete, and one for each of these to write. In memory are a share of
-        `settings.compaction_memory_bytes`, a row group, and eight bytes for each deleted row."""
+        A commit for the tag, one for each old tag, perhaps one for a registration; requests for the parts
+        that may have retractions or later times, for those that may have rows to delete, and one for each of
+        these to write. In memory are a share of `settings.compaction_memory_bytes`, some row groups, and
+        eight bytes for each deleted row."""
         async with self._services.calling("aiopersist.iceberg.publish"):
             from aiopersist.iceberg.publish import publish
 
-            return await publish(self._shards, _name_of(shard), as_of, keep)
+            services = self._services
+            return await publish(services.shards, services.maintenance, _name_of(shard), as_of, keep)
 
     async def unpublish(self, shard: str | Table[Any, Any]) -> int:
         """End the publication of the shard or table, also of one that was dropped: delete its versions and
@@ -50,7 +52,7 @@ class Publications(BaseClient):
         async with self._services.calling("aiopersist.iceberg.publish"):
             from aiopersist.iceberg.publish import unpublish
 
-            return await unpublish(self._shards, _name_of(shard))
+            return await unpublish(self._services.shards, _name_of(shard))
 
 
 def _name_of(shard: str | Table[Any, Any]) -> str:

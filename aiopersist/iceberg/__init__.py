@@ -11,5 +11,5 @@
 | `metadata`, `manifests`, `files`    | the contents of the three kinds of files                           |
 | `avro`                              | the format of manifests                                            |
 
-Imports `read`, `parts`, `shard`, `state`, `storage` and `data`.
+Imports `maintenance`, `read`, `parts`, `shard`, `state`, `storage` and `data`.
 """

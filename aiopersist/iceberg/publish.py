@@ -1,6 +1,6 @@
 """Publication of a shard as an Iceberg table: its parts are the data files, so no row is copied.
 
-1. *Pin* the newest version of the shard: its blobs stay, whatever compaction and collection do.
+1. *Pin* the contents by a tag: their blobs stay, whatever compaction and collection do.
 2. Write what the parts lack, under a new snapshot id: deleted positions, rows of no part, manifests.
 3. *Commit* by creating the metadata file of the next version, which no other publisher can replace.
 4. Point the hint to it. Delete the files and pins of snapshots that are listed no more.
@@ -26,6 +26,7 @@ from aiopersist.iceberg.metadata import BaseVersion, TableSchemas
 from aiopersist.iceberg.pins import held, hold, pin_of, release
 from aiopersist.iceberg.table_folder import HINT, TableFolder, label_and_id, newest_of, superseded, version_in
 from aiopersist.iceberg.write import ShardSchemas, SnapshotWriter, WrittenSnapshot
+from aiopersist.maintenance.background import Maintenance
 from aiopersist.read.handle import ReadHandle
 from aiopersist.read.open import open_reader
 from aiopersist.shard.shard import Shard
@@ -56,7 +57,9 @@ class Published(NamedTuple):
     """By this call; 0 if the newest version shows that time already."""
 
 
-async def publish(shards: Shards, name: str, as_of: Time | datetime | None, keep: int) -> Published:
+async def publish(
+    shards: Shards, maintenance: Maintenance, name: str, as_of: Time | datetime | None, keep: int
+) -> Published:
     """See `Client.publish`."""
     if shards.stack.readonly:
         refuse("a publication")
@@ -68,7 +71,9 @@ async def publish(shards: Shards, name: str, as_of: Time | datetime | None, keep
         shard = reader._shard
         schemas = ShardSchemas.of(shard)
         folder = TableFolder.of(shards.stack.blob.uncached, name, shard.id)
-        return await _Publisher(reader, shard, name, keep, folder, schemas, schemas.as_table).run(as_of)
+        return await _Publisher(
+            shards, maintenance, reader, shard, name, keep, folder, schemas, schemas.as_table
+        ).run(as_of)
 
 
 async def unpublish(shards: Shards, name: str) -> int:
@@ -92,6 +97,8 @@ async def unpublish(shards: Shards, name: str) -> int:
 class _Publisher:
     """One call."""
 
+    shards: Shards
+    maintenance: Maintenance
     reader: ReadHandle[Any, Any]
     shard: Shard
     name: str
@@ -135,8 +142,9 @@ class _Publisher:
         """Pin the shard, and write the files of a snapshot."""
         snapshot_id = self.shard.stack.runtime.uuid().int % 2**ID_BITS
         try:
-            await hold(self.shard, pin_of(label, snapshot_id))
-            async with self.reader.snapshot(time) as source:
+            pin = pin_of(label, snapshot_id)
+            await hold(self.shards, self.maintenance, self.shard, pin, time)
+            async with self.reader.snapshot(tag=pin) as source:
                 written = await SnapshotWriter(self.folder, source, self.schemas, snapshot_id, label).run()
         except BaseException:
             undoing = self.shard.stack.supervisor.spawn(self._undo(label, snapshot_id), "undo a publication")
