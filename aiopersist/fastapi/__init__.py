@@ -11,6 +11,7 @@
 | `sender`   | sends the changes of a feed to one client                                   |
 | `problems` | the HTTP status of each error: `add_exception_handlers`                     |
 | `probes`   | `/livez` and `/readyz`                                                      |
+| `catalog`  | `iceberg_catalog`: published tables, for other engines                      |
 | `inside`   | `inspector` and `metrics` of `aiopersist.web`, for the application's client |
 | `ending`   | notices that the server is about to end                                     |
 """
@@ -22,6 +23,7 @@ from aiopersist.base.errors import to_install
 if find_spec("fastapi") is None:
     raise ModuleNotFoundError(f"fastapi is not installed: {to_install('web')}", name="fastapi")
 
+from aiopersist.fastapi.catalog import iceberg_catalog
 from aiopersist.fastapi.inside import inspector, metrics
 from aiopersist.fastapi.life import AppTable, client, client_of, lifespan, table
 from aiopersist.fastapi.probes import health
@@ -36,6 +38,7 @@ __all__ = [
     "client_of",
     "event_stream",
     "health",
+    "iceberg_catalog",
     "inspector",
     "lifespan",
     "metrics",

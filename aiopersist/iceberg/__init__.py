@@ -5,6 +5,7 @@
 | `publish`                           | the steps of a publication, and its end                            |
 | `pins`                              | what keeps the blobs of a published version                        |
 | `table_folder`                      | the files of a publication, and which of them are superseded       |
+| `published`                         | the published tables, for catalogs                                 |
 | `write`                             | the files of one snapshot                                          |
 | `positions`, `surplus`              | which rows of the parts are deleted, and which are missing         |
 | `types`, `bounds`                   | types, and statistics, in Iceberg's form                           |

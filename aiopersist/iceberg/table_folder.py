@@ -101,6 +101,11 @@ def folder_of(name: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')}-{sha256(name.encode()).hexdigest()[:12]}"
 
 
+def is_folder(name: str) -> bool:
+    """Whether a folder of a publication may have that name."""
+    return re.fullmatch(r"[\w-][\w.-]*", name, re.ASCII) is not None
+
+
 def newest_of(files: Collection[str]) -> int:
     """The number of the newest version among the files; 0 without any."""
     return max((version for file in files if (version := version_in(file)) is not None), default=0)
