@@ -37,7 +37,7 @@ async def erase(
     wait: Annotated[str, typer.Option(help="How long to wait for holds to end: 0s, 90s, 30min.")] = "10min",
     end_hold: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A hold or subscription to end if it keeps the rows."),
+        typer.Option(metavar="NAME", help="A hold, subscription or tag to end if it keeps the rows."),
     ] = None,
     yes: Yes = False,
 ) -> None:
@@ -72,7 +72,7 @@ def _text_of(erased: Erasure, held: list[dict[str, Any]], yes: bool) -> str:
     since = f"since is {shown_time(erased.since.time, Clock.WALL)}"
     if erased.done:
         note = "; the database may keep deleted bytes until a vacuum, and copies keep the rows"
-        return f"{rows} deleted; no version, part or rollup has any, {since}{note if yes else ''}"
+        return f"{rows} deleted; no version, part, rollup or tag has any, {since}{note if yes else ''}"
     lines = [f"{rows} {'deleted' if yes else 'in the contents'}, {since}"]
     if yes and erased.present:
         lines.append(f"{counted(erased.present, 'row')} in the contents: written again after the deletion")

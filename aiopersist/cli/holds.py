@@ -12,6 +12,7 @@ KINDS = {
     "named": "named hold",
     "critical": "critical since",
     "subscription": "subscription",
+    "tag": "tag",
 }
 
 
@@ -21,7 +22,8 @@ def holder_text(holder: Holder, view: ShardView) -> str:
     owner = f" of {holder.owner}" if holder.owner else ""
     kept = "old versions"
     if holder.since is not None:
-        kept = f"history from {shown_frontier(holder.since, view.clock)}"
+        what = "the contents at" if holder.kind == "tag" else "history from"
+        kept = f"{what} {shown_frontier(holder.since, view.clock)}"
     return f"{KINDS[holder.kind]} {name}{owner} keeps {kept} {_until(holder, view)}"
 
 
@@ -32,6 +34,8 @@ def _until(holder: Holder, view: ShardView) -> str:
     if holder.kind == "subscription":
         expires = "" if remaining is None else f"; it expires in {remaining}"
         return f"until it acknowledges or is dropped{expires}"
+    if holder.kind == "tag":
+        return "until it is dropped" + ("" if remaining is None else f"; it expires in {remaining}")
     ends = "is released" if holder.kind == "named" else "is closed"
     return f"until it {ends}; if its process has ended, its lease ends in {remaining}"
 

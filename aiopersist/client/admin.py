@@ -135,12 +135,13 @@ class Admin:
         """Erase rows of a table from its stores: those of `keys`, and those for which `where`, as in
         `Snapshot.to_arrow`, is true, now or in the history. It deletes them, gives up the history up to then,
         compacts, collects garbage, and reads all that the stores have of the table: `done` is true only if
-        no version, part or rollup has any of these rows.
+        no version, part or rollup, and no tag, has any of these rows.
 
-        It waits for those who hold history or old versions, for as long as `wait`, and then names them
-        (`holders`) and what is left (`remnants`). `end_holds`: the names of holds, critical sinces and
-        subscriptions that it ends if they keep the history; no other is ended. A row that is put again
-        meanwhile stays: `present`. The policy of `retain` stays, too. Repeated, it goes on.
+        It waits for those who hold history or old versions, and for tags that have such rows, for as long as
+        `wait`, and then names them (`holders`) and what is left (`remnants`). `end_holds`: the names of
+        holds, critical sinces, subscriptions and tags that it ends if they keep the rows; no other is ended.
+        A row that is put again meanwhile stays: `present`. The policy of `retain` stays, too. Repeated, it
+        goes on.
 
         `dry_run`: change nothing, and say what there is. The stores may keep the bytes of deleted records for
         a while, and so do copies and backups: see "Erase personal data" in the documentation. Reads all

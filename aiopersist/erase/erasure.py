@@ -7,7 +7,8 @@
 4. *Compact*: insertions and their retractions cancel out.
 5. *Collect* the versions before that, and their blobs; wait for readers of old versions. Delete the blobs of
    crashed writers, too.
-6. *Search* again: only this decides whether the rows are erased.
+6. *Search* again: only this decides whether the rows are erased. If a blob has rows, drop the tags that keep
+   it, if the caller names them; wait for the others. Then collect and search again.
 
 Each step may be repeated, and does nothing if there is nothing to do. So after a crash, repeat the call.
 """
@@ -29,11 +30,19 @@ from aiopersist.erase.rows import RowsToErase
 from aiopersist.erase.search import Remnant, Search, SearchResult
 from aiopersist.gc.sweep import leaks_of
 from aiopersist.maintenance.background import Maintenance
-from aiopersist.maintenance.holds import Holder, end_hold, holders_of_history, holders_of_versions
+from aiopersist.maintenance.holds import (
+    Holder,
+    end_hold,
+    holders_of_blobs,
+    holders_of_history,
+    holders_of_versions,
+)
 from aiopersist.maintenance.inspect import ShardView, inspect
 from aiopersist.read.snapshot import contents_of
 from aiopersist.shard.commit import commit
+from aiopersist.state.lifecycle import ExpireOverdue
 from aiopersist.state.retention import ForgetHistory
+from aiopersist.state.tagging import DropTag
 from aiopersist.storage.readonly import refuse
 from aiopersist.table.commit.operation import Remove
 from aiopersist.table.commit.plan import Done, PendingOperation
@@ -61,7 +70,7 @@ class Erasure(BaseModel, frozen=True):
     """The result of an erasure."""
 
     done: bool
-    """Whether no version, part or rollup of the table has any of the rows."""
+    """Whether no version, part or rollup of the table, and no tag, has any of the rows."""
     deleted: int
     """Rows that this call deleted from the contents."""
     present: int
@@ -140,6 +149,7 @@ class _Erasing:
             target = Antichain(max(last_before(view.upper) if present else matches.time, 0))
             holders = holders_of_history(view, target) if matches.remnants or present else []
             others = [holder for holder in holders if holder.id != self._shard.hold.reader]
+            others += holders_of_blobs(self._shard.state, matches.blobs)
             return self._result(view, matches, present, others, None)
         return await self._erase_history(max(matches.time, await self._delete(present), 0))
 
@@ -147,9 +157,13 @@ class _Erasing:
         for tries in count(1):
             holders = await self._give_up(Antichain(time)) or await self._collect()
             matches, present = await self._search(), await self._present()
+            if await self._drop_tags(matches):
+                continue
+            tags = holders_of_blobs(self._shard.state, matches.blobs)
             is_carried = tries < TRIES and any(each.kind == "leftover" for each in matches.remnants)
             is_over = bool(holders or present) or not matches.remnants
-            if is_over or not (is_carried or await self._waited(())):
+            holders += tags
+            if is_over or not (is_carried or await self._waited_for(tags)):
                 break
             for _ in range(CARRIED if is_carried else 0):
                 await self._beat()
@@ -257,7 +271,7 @@ class _Erasing:
             await self._beat()
             await self._maintenance.of(self._shard).force_collection()
             view = await inspect(self._shard)
-            if view.earliest_seqno >= without:
+            if min(view.earliest_seqno, self._shard.state.collected) >= without:
                 break
             holders, tries = holders_of_versions(view, without), tries - 1
             if not holders and tries:  # the last heartbeat was older than the rollup
@@ -278,12 +292,35 @@ class _Erasing:
 
     async def _end(self, holders: Iterable[Holder], view: ShardView) -> bool:
         """End the holds that the caller has named; whether there were any."""
-        named = [h for h in holders if any(map(h.is_named, self._options.end_holds))]
+        named = [h for h in holders if self._is_to_end(h)]
         for holder in named:
             with suppress(OpaqueMismatch):  # it has another owner now: the next look shows that
                 await end_hold(self._shard, view, holder.kind, holder.id)
                 self._ended.append(holder)
         return bool(named)
+
+    async def _drop_tags(self, matches: SearchResult) -> bool:
+        """Drop the tags that keep some of the rows and that the caller has named; whether there were any."""
+        state = await self._shard.open()
+        named = [h for h in holders_of_blobs(state, matches.blobs) if self._is_to_end(h)]
+        for holder in named:
+            if await commit(self._shard.register, DropTag(holder.id, state.tags[holder.id].rollup)):
+                self._ended.append(holder)
+        return bool(named)
+
+    async def _waited_for(self, tags: Sequence[Holder]) -> bool:
+        """Wait until all of the tags are dropped; `False` when the time to wait is over."""
+        rollups = {tag.id: self._shard.state.tags[tag.id].rollup for tag in tags}
+        while await self._waited(tags):
+            await commit(self._shard.register, ExpireOverdue())
+            state = await self._shard.open()
+            remaining = {name for name, tag in state.tags.items() if tag.rollup == rollups.get(name)}
+            if not (tags := [tag for tag in tags if tag.id in remaining]):
+                return True
+        return False
+
+    def _is_to_end(self, holder: Holder) -> bool:
+        return any(map(holder.is_named, self._options.end_holds))
 
     async def _waited(self, holders: Sequence[Holder]) -> bool:
         """Wait for a while; `False` when the time to wait is over."""

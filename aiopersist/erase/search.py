@@ -4,7 +4,7 @@ It uses no state in memory, and no cache. It reads
 
 - every version in the consensus store, even truncated ones that are still stored: their inline parts, and the
   positions of subscriptions, which may name a key;
-- every blob that is listed under the shard, named by a version or not: parts and rollups.
+- every blob that is listed under the shard, named by a version or not: parts and rollups, those of tags, too.
 
 A version also has the least and greatest values of its parts. These are values of rows of the part, so the
 search of the part covers them. A named part that is missing cannot be read: the result says so.
@@ -28,6 +28,7 @@ from aiopersist.erase.rows import MatchingUpdates, RowsToErase
 from aiopersist.shard.log import SCAN_LIMIT, consensus_key
 from aiopersist.shard.shard import Shard
 from aiopersist.state.diff import added_parts
+from aiopersist.state.model import Tag
 from aiopersist.state.position import SubscriptionRecord
 from aiopersist.state.record import HollowPart
 from aiopersist.state.rollup_file import checksum_of, decode_rollup
@@ -60,6 +61,8 @@ class SearchResult:
     """Of the matching rows."""
     time: int = -1
     """The latest time of these rows."""
+    blobs: set[str] = field(default_factory=set)
+    """The keys of the blobs among the remnants: those with such rows, missing ones, and unreadable ones."""
 
 
 class Search:
@@ -73,7 +76,7 @@ class Search:
         self._matches: dict[str, MatchingUpdates] = {}
         """The matches in inline parts, by checksum: rollups repeat the parts."""
         self._named: dict[str, tuple[_Kind, str]] = {}
-        """By the key of a part: the kind and name of a version or rollup that names it."""
+        """By the key of a part or of a tag's rollup: the kind and name of what names it."""
 
     async def run(self) -> SearchResult:
         """Search everything. Requests for all versions, a listing, and a get for each blob."""
@@ -95,6 +98,7 @@ class Search:
             if key not in listed:
                 text = f"{key}, which {kind} {name} names, is missing"
                 self._tell(kind if kind == "leftover" else "unread", text)
+                self._result.blobs.add(key)
         return self._result
 
     async def _versions(self) -> AsyncIterator[Versioned]:
@@ -111,6 +115,7 @@ class Search:
         name = str(version.seqno)
         try:
             changes = decode_version(version.data, self._shard.id).changes
+            self._note_tags(changes.tags.values(), kind, name)
             self._tell_rows(kind, name, self._matches_in(added_parts(changes), kind, name))
         except Corruption as error:
             self._tell("unread", f"{kind} {name}: {error}")
@@ -118,9 +123,11 @@ class Search:
             self._look_at_positions(changes.subscriptions.values(), f"{kind} {name}")
 
     def _look_at_blob(self, key: str, data: bytes) -> None:
+        before = len(self._result.remnants)
         try:
             if key.endswith(ROLLUP):
                 state = decode_rollup(data, checksum_of(data))
+                self._note_tags(state.tags.values(), "rollup", key)
                 self._tell_rows("rollup", key, self._matches_in(state.parts, "rollup", key))
                 self._look_at_positions(state.subscriptions.values(), key)
             elif key.endswith(PARQUET):
@@ -129,6 +136,8 @@ class Search:
                 self._tell("unread", f"{key}, which is neither a part nor a rollup")
         except Corruption as error:
             self._tell("unread", f"{key}: {error}")
+        if len(self._result.remnants) > before:
+            self._result.blobs.add(key)
 
     def _matches_in_blob(self, data: bytes) -> Iterator[MatchingUpdates]:
         for table in iter_rows(data, self._schemas, self._rows.table_schema.schema):
@@ -152,6 +161,11 @@ class Search:
                     adapt(rows, self._rows.table_schema.schema)
                 )
             yield self._matches[part.checksum]
+
+    def _note_tags(self, tags: Iterable[Tag], kind: _Kind, name: str) -> None:
+        for tag in tags:
+            for key in tag.keys:
+                self._named.setdefault(key, (kind, name))
 
     def _look_at_positions(self, records: Iterable[SubscriptionRecord], place: str) -> None:
         for record in records:

@@ -1,5 +1,6 @@
-"""The holders of a shard's history and old versions, and the end of a hold."""
+"""The holders of a shard's history, old versions and blobs, and the end of a hold."""
 
+from collections.abc import Set
 from typing import Literal
 
 from pydantic import BaseModel
@@ -9,24 +10,25 @@ from aiopersist.maintenance.inspect import ShardView, lease_end, signer
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
 from aiopersist.state.command import Command
+from aiopersist.state.model import State
 from aiopersist.state.reading import ExpireReader, named_reader
 from aiopersist.state.retention import ReleaseCritical, first_kept
 from aiopersist.state.subscriptions import DropSubscription
 
-HoldKind = Literal["reader", "named", "critical", "subscription"]
+HoldKind = Literal["reader", "named", "critical", "subscription", "tag"]
 
 
 class Holder(BaseModel, frozen=True):
-    """A holder of history, or of old versions with their data."""
+    """A holder of history, of old versions with their data, or of the contents at one time."""
 
     kind: HoldKind
-    """A leased reader, a named hold, a critical since, or a subscription."""
+    """A leased reader, a named hold, a critical since, a subscription, or a tag."""
     id: str
     """The reader's id, or the name of the others; `name[i/n]` for a share."""
     owner: str | None
     """Its client and process, `name/host:pid`, if known."""
     since: Antichain | None
-    """It keeps history from here on; `None`: it keeps old versions."""
+    """It keeps history from here on, a tag only the contents at this time; `None`: it keeps old versions."""
     until: float | None
     """When it expires, or its lease ends unless renewed, in Unix seconds of the consensus store's clock.
     `None`: it stays until somebody ends it."""
@@ -55,6 +57,15 @@ def holders_of_versions(view: ShardView, seqno: int) -> list[Holder]:
         Holder(kind="reader", id=reader, owner=signer(reader), since=None, until=lease_end(lease))
         for oldest, reader, lease in sorted(held, key=lambda each: each[0])
         if oldest < seqno
+    ]
+
+
+def holders_of_blobs(state: State, blobs: Set[str]) -> list[Holder]:
+    """The tags that keep some of these blobs."""
+    return [
+        Holder(kind="tag", id=name, owner=None, since=tag.as_of, until=tag.expires_at)
+        for name, tag in state.tags.items()
+        if not tag.keys.isdisjoint(blobs)
     ]
 
 

@@ -7,7 +7,7 @@ from aiopersist.base.errors import TagExists, UnknownTag
 from aiopersist.base.frontier import Time
 from aiopersist.state.command import Commit, Context, Keep, commit, live, refusal_if_gone, renewed
 from aiopersist.state.diff import Changes
-from aiopersist.state.model import State, Tag
+from aiopersist.state.model import Rollup, State, Tag
 from aiopersist.state.names import live_parts
 
 
@@ -34,7 +34,8 @@ def tagged(state: State, as_of: Time) -> State:
 
 class AddTag(Struct, frozen=True):
     """Add the tag, whose rollup `writer` has written, under a name that no other tag has. The result is
-    whether the state still has all its parts; if not, the caller makes a tag of the newest state."""
+    whether the state still has all its parts, and its version is not collected: what an erasure has removed
+    must not come back. If not, the caller makes a tag of the newest state."""
 
     writer: str
     name: str
@@ -47,7 +48,7 @@ class AddTag(Struct, frozen=True):
         present = state.tags.get(self.name)
         if present is not None and not present.has_expired(context.now):
             return Keep(error=TagExists(self.name, shard_id=state.shard))
-        if not live_parts(state).issuperset(self.tag.parts):
+        if self.tag.seqno < state.collected or not live_parts(state).issuperset(self.tag.parts):
             return Keep(result=False)
         writers = {self.writer: renewed(state, self.writer, context)}
         return commit(state, context, result=True, tags={self.name: self.tag}, writers=writers)
@@ -59,15 +60,20 @@ class AddTag(Struct, frozen=True):
 
 
 class DropTag(Struct, frozen=True):
-    """Drop the tag of that name. The next collection deletes the blobs that nobody else names."""
+    """Drop the tag of that name. The next collection deletes the blobs that nobody else names. With `rollup`,
+    only a tag with that rollup, and no later one of the same name; the result is whether it was dropped."""
 
     name: str
+    rollup: Rollup | None = None
 
     def __call__(self, state: State | None, context: Context) -> Commit | Keep:
         state = live(state)
-        if self.name not in state.tags:
+        tag = state.tags.get(self.name)
+        if self.rollup is not None and (tag is None or tag.rollup != self.rollup):
+            return Keep(result=False)
+        if tag is None:
             return Keep(error=UnknownTag(self.name, shard_id=state.shard))
-        return Commit(Changes(drop={"tags": (self.name,)}))
+        return Commit(Changes(drop={"tags": (self.name,)}), True)
 
     def happened(self, state: State) -> bool | None:
         """Another process may have dropped it, or added another one of that name."""

@@ -50,10 +50,25 @@ def test_an_erasure(location: Path) -> None:
     assert [h["id"] for h in told["ended"]] == ["nightly"] and told["remnants"][0]["kind"] == "version"
 
     done = aiopersist(*ada, "--yes", "--end-hold", "subscription:mailer")
-    assert done.status == 0 and "no version, part or rollup has any" in done.out
+    assert done.status == 0 and "no version, part, rollup or tag has any" in done.out
     again = aiopersist(*ada)
     assert again.status == 0
     assert json.loads(aiopersist("get", "people", "bob", "--location", location).out) == "bob@home"
+
+
+def test_an_erasure_that_a_tag_keeps(tmp_path: Path) -> None:
+    async def fill(client: ap.Client, people: ap.Table[str, str]) -> None:
+        await people.put_many({"ada": "ada@home", "bob": "bob@home"})
+        await client.tag(people, "monday")
+
+    beside(tmp_path, fill)
+    ada = ("erase", "people", "--location", tmp_path, "--wait", "0s", "--keys", "ada")
+    would, held = aiopersist(*ada), aiopersist(*ada, "--yes")
+    assert would.status == held.status == 1
+    assert "\n  tag 'monday' keeps the contents at 20" in held.out and "tag 'monday'" in would.out
+    done = aiopersist(*ada, "--yes", "--end-hold", "monday", "--json")
+    told = json.loads(done.out)
+    assert (done.status, told["done"], [h["id"] for h in told["ended"]]) == (0, True, ["monday"])
 
 
 def test_an_erasure_by_a_condition(location: Path) -> None:
