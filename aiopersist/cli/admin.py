@@ -124,6 +124,7 @@ async def usage(run: Invocation) -> None:
         "current",
         "named by the newest versions; the rest waits for gc and for readers of old versions",
     )
+    table.add_row(shown_bytes(sizes.tagged), "tagged", "of these, kept by tags alone")
     table.add_row(shown_bytes(sizes.live), "live", "parts of the newest versions: the data")
     run.out.print(table)
 

@@ -3,7 +3,9 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -17,14 +19,17 @@ from aiopersist.cli.names import ShardName
 from aiopersist.cli.shown import safe
 from aiopersist.cli.terminal import escaped, output
 from aiopersist.cli.when import as_of_option, complete_times, read_time
+from aiopersist.client.client import Client
 from aiopersist.data.part.select import project, resolve_columns
 from aiopersist.data.part.where_text import parse_where
 from aiopersist.data.types.schema import Schema
+from aiopersist.read.snapshot import Snapshot
 
 ROWS_SHOWN = 100  # of a table, without --limit
 CELL_WIDTH = 60  # characters of a cell of a table
 
 AsOf = Annotated[str | None, typer.Option(help="17, 2026-01-31T12:00Z or now-5min; by default the newest.")]
+Tag = Annotated[str | None, typer.Option(metavar="NAME", help="The contents that this tag keeps.")]
 Where = Annotated[
     str | None, typer.Option(metavar="EXPR", help="""Only rows like 'key >= "a" and val.amount > 3'.""")
 ]
@@ -46,24 +51,48 @@ async def cat(
     run: Invocation,
     shard: ShardName,
     as_of: AsOf = None,
+    tag: Tag = None,
     where: Where = None,
     columns: Columns = None,
     limit: Limit = None,
     form: Form = None,
 ) -> None:
-    """Write the contents of a shard as of a time."""
-    time = as_of_option(as_of)
+    """Write the contents of a shard as of a time, or those of a tag."""
+    asked = asked_contents(as_of, tag)
     names = None if columns is None else tuple(columns.split(","))
     chosen = format_of(run, form)
     async with run.reading() as client:
         _, schema = await client.schema(shard)
         condition = condition_of(where, schema)
         shown = chosen_columns(schema, names)
-        with complete_times(shard, time):
-            at = await read_time(run, client, shard, time)
-            # no wait: nobody may ever complete the time
-            async with client.reader(shard, schema) as reader, reader.snapshot(at, wait=False) as snapshot:
-                await write_batches(run, snapshot.batches(condition, names), shown, limit, chosen)
+        async with opened_contents(run, client, shard, schema, asked) as snapshot:
+            await write_batches(run, snapshot.batches(condition, names), shown, limit, chosen)
+
+
+class AskedContents(NamedTuple):
+    """The contents that the options ask for: of a tag, as of a time, or the newest."""
+
+    as_of: int | datetime | None
+    tag: str | None
+
+
+def asked_contents(as_of: str | None, tag: str | None) -> AskedContents:
+    """By the texts of `--as-of` and `--tag`; `CannotBegin` for both."""
+    if as_of is not None and tag is not None:
+        raise CannotBegin("give --as-of or --tag, not both: a tag has its own time")
+    return AskedContents(as_of_option(as_of), tag)
+
+
+@asynccontextmanager
+async def opened_contents(
+    run: Invocation, client: Client, name: str, schema: Schema[Any, Any, Any], asked: AskedContents
+) -> AsyncIterator[Snapshot[Any, Any]]:
+    """A snapshot of the contents. Waits for nobody, since nobody may ever complete the time."""
+    with complete_times(name, asked.as_of):
+        at = await read_time(run, client, name, asked.as_of)
+        async with client.reader(name, schema) as reader:
+            async with reader.snapshot(at, wait=False, tag=asked.tag) as snapshot:
+                yield snapshot
 
 
 def condition_of(text: str | None, schema: Schema[Any, Any, Any]) -> Any:

@@ -26,7 +26,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from aiopersist.base.errors import Corruption, Error, InvalidLocation, StorageUnavailable, UnknownShard
+from aiopersist.base.errors import (
+    Corruption,
+    Error,
+    InvalidLocation,
+    StorageUnavailable,
+    UnknownShard,
+    UnknownTag,
+)
 from aiopersist.cli.consoles import messages, results
 from aiopersist.cli.location import LocationOptions
 from aiopersist.cli.terminal import (
@@ -154,12 +161,15 @@ async def _names_in_errors(client: Client) -> AsyncIterator[None]:
     """Adds the existing names to errors about unknown names."""
     try:
         yield
-    except UnknownShard as error:
-        names: tuple[str, ...] = ()
+    except (UnknownShard, UnknownTag) as error:
+        names, command = tuple[str, ...](), "ls"
         with suppress(Error):
-            names = tuple(await client.list_shards())
+            if isinstance(error, UnknownShard):
+                names = tuple(await client.list_shards())
+            else:
+                names, command = tuple(await client.tags(error.shard_id or "")), "tags"
         quoted = ", ".join(map(repr, names[:NAMES_SHOWN])) or "none"
-        more = ", ...: aiopersist ls lists all" if len(names) > NAMES_SHOWN else ""
+        more = f", ...: aiopersist {command} lists all" if len(names) > NAMES_SHOWN else ""
         raise Problems(f"{error}; there are {quoted}{more}") from error
 
 

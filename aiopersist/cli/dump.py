@@ -8,7 +8,7 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from aiopersist.base.progress import progress
-from aiopersist.cli.cat import AsOf, Where, condition_of
+from aiopersist.cli.cat import AsOf, Tag, Where, asked_contents, condition_of, opened_contents
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
 from aiopersist.cli.files import STDIN, format_of_file
 from aiopersist.cli.formats import BINARY, Format, sink_of
@@ -17,7 +17,6 @@ from aiopersist.cli.names import ShardName
 from aiopersist.cli.progress import drawn
 from aiopersist.cli.shown import counted
 from aiopersist.cli.terminal import output
-from aiopersist.cli.when import as_of_option, complete_times, read_time
 from aiopersist.cli.written import written
 from aiopersist.data.lazy import pa, pc
 from aiopersist.data.types.schema import Schema
@@ -30,22 +29,21 @@ async def dump(
     to: Annotated[str, typer.Option(metavar="FILE", help="The file; - is standard output.")],
     form: Annotated[Format | None, typer.Option("--format", help="parquet, csv, ndjson or arrow.")] = None,
     as_of: AsOf = None,
+    tag: Tag = None,
     where: Where = None,
 ) -> None:
     """Write the contents of a shard to a file of columns, for load."""
     chosen = format_of_file(to, form)
     if to == STDIN and chosen in BINARY and sys.stdout.isatty():
         raise CannotBegin(f"{chosen} cannot go to a terminal: send it to a file or a pipe")
-    time = as_of_option(as_of)
+    asked = asked_contents(as_of, tag)
     async with run.reading() as client:
         _, schema = await client.schema(shard)
         is_table = (await client.admin.inspect(shard)).table
         condition = condition_of(where, schema)
-        with complete_times(shard, time):
-            at = await read_time(run, client, shard, time)
-            async with client.reader(shard, schema) as reader, reader.snapshot(at, wait=False) as snapshot:
-                async with nullcontext(output()) if to == STDIN else written(to) as file:
-                    rows = await drawn(run.err, _write(snapshot, condition, schema, is_table, chosen, file))
+        async with opened_contents(run, client, shard, schema, asked) as snapshot:
+            async with nullcontext(output()) if to == STDIN else written(to) as file:
+                rows = await drawn(run.err, _write(snapshot, condition, schema, is_table, chosen, file))
     if to != STDIN:
         run.tell({"shard": shard, "file": to, "rows": rows}, f"{shard}: {counted(rows, 'row')} in {to}")
 

@@ -39,8 +39,8 @@ ORDERS: dict[SortBy, Callable[[ShardSummary], Any]] = {
     SortBy.HOLDS: lambda s: -s.holds,
 }
 SHORT = ("name", "kind", "since", "upper", "batches", "bytes", "written")
-LONG = (*SHORT, "updates", "growth", "parts", "holds", "subs", "lag", "seqno", "id")
-NUMBERS = ("batches", "bytes", "updates", "growth", "parts", "holds", "subs", "lag", "seqno")
+LONG = (*SHORT, "updates", "growth", "parts", "holds", "tags", "subs", "lag", "seqno", "id")
+NUMBERS = ("batches", "bytes", "updates", "growth", "parts", "holds", "tags", "subs", "lag", "seqno")
 
 
 async def ls(
@@ -89,6 +89,7 @@ def _cells(summary: ShardSummary, now: float) -> dict[str, Any]:
         "growth": NOTHING if summary.bytes_per_s is None else growth_text(summary.bytes_per_s),
         "parts": f"{summary.parts:,}",
         "holds": str(summary.holds),
+        "tags": str(summary.tags),
         "subs": str(summary.subscriptions),
         "lag": NOTHING if summary.lag_updates is None else _at_most(summary.lag_updates),
         "seqno": NOTHING if summary.seqno is None else str(summary.seqno),

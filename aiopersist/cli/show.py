@@ -22,6 +22,7 @@ from aiopersist.cli.shown import (
     shown_id,
     shown_moment,
 )
+from aiopersist.cli.tags import tag_cells, tag_table
 from aiopersist.client.client import Client
 from aiopersist.maintenance.inspect import (
     BatchView,
@@ -71,6 +72,8 @@ def _sections(name: str, schema: dict[str, str], view: ShardView) -> Iterator[tu
         yield f"{counted(len(view.holds), 'hold')}, those that keep since from moving first", _holds(view)
     if view.subscriptions:
         yield counted(len(view.subscriptions), "subscription"), _subscriptions(view)
+    if view.tags:
+        yield counted(len(view.tags), "tag"), _tags(view)
     if view.writers or view.readers:
         yield f"{counted(len(view.writers), 'writer')}, {counted(len(view.readers), 'reader')}", _leases(view)
 
@@ -207,6 +210,13 @@ def subscription_cells(name: str, row: Any, view: ShardView) -> list[Any]:
         "never" if row.last_ack is None else f"{shown_age(view.now - row.last_ack)} ago",
         safe(state),
     ]
+
+
+def _tags(view: ShardView) -> RenderableType:
+    table = tag_table()
+    for name, row in view.tags.items():
+        table.add_row(*tag_cells(name, row, view))
+    return table
 
 
 def _leases(view: ShardView) -> RenderableType:

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel
 
 from aiopersist.base.frontier import Antichain
+from aiopersist.maintenance.tags import TagView, views_of_tags
 from aiopersist.shard.log import consensus_key
 from aiopersist.shard.shard import Shard
 from aiopersist.state.compaction import run_count
@@ -156,6 +157,8 @@ class ShardView(BaseModel, frozen=True):
     retention: Retention | None
     subscriptions: dict[str, SubscriptionView]
     """By name, shares as `name[i/n]`."""
+    tags: dict[str, TagView]
+    """By name. A tag keeps blobs, and is no hold: history and versions go on."""
     writers: dict[str, Writer]
     transactions: dict[str, TransactionRecord]
     rollups: dict[int, Rollup]
@@ -198,6 +201,7 @@ def _view(state: State, earliest: int, now: float) -> ShardView:
         holds=_holds(state),
         retention=state.retention.get(0),
         subscriptions=views_of(state, now),
+        tags=views_of_tags(state),
         writers=state.writers,
         transactions=dict(state.transactions),
         rollups=state.rollups,

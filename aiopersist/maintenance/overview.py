@@ -55,6 +55,8 @@ class ShardSummary(BaseModel, frozen=True):
     """Bytes of the inline parts in its state."""
     holds: int = 0
     """Readers, named holds, critical sinces, subscriptions, a policy of retention: each may keep history."""
+    tags: int = 0
+    """Each may keep blobs of the past; it keeps no history."""
     subscriptions: int = 0
     lag_updates: int | None = None
     """An upper bound of the updates that its slowest subscription lags; `None` without subscriptions."""
@@ -129,6 +131,7 @@ def summary_of(name: str, state: State, now: float) -> ShardSummary:
         blob_bytes=blob_bytes,
         inline_bytes=sum(part.size for part in parts) - blob_bytes,
         holds=_holds(state),
+        tags=len(state.tags),
         subscriptions=len(state.subscriptions),
         lag_updates=max(lags, default=None),
         updates_per_s=grown and grown.updates_per_s,

@@ -76,8 +76,12 @@ async def add_tag(
 
 async def tags(shards: Shards, shard_name: str) -> dict[str, TagView]:
     """See `Client.tags`."""
-    shard = await shards.existing(shard_name)
-    return {name: TagView.of(tag) for name, tag in sorted(shard.state.tags.items())}
+    return views_of_tags((await shards.existing(shard_name)).state)
+
+
+def views_of_tags(state: State) -> dict[str, TagView]:
+    """The tags of a state, by name."""
+    return {name: TagView.of(tag) for name, tag in sorted(state.tags.items())}
 
 
 async def drop_tag(shards: Shards, shard_name: str, name: str) -> None:

@@ -79,6 +79,13 @@ def ago_text(moment: float | None, now: float) -> str:
     return "now" if now - moment < 1 else f"{duration_text(now - moment)} ago"
 
 
+def expiry_text(moment: float | None, now: float) -> str:
+    """The time until a moment, or `never`: `in 3 d`. The next commit drops what is overdue."""
+    if moment is None:
+        return "never"
+    return f"in {duration_text(moment - now)}" if moment >= now else "with the next commit"
+
+
 def moment_text(moment: float) -> str:
     """A moment in Unix seconds, in UTC."""
     return instant_text(int(moment * 1e6))[:19]
