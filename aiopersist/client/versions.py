@@ -27,8 +27,8 @@ class VersionCalls(BaseClient):
         """Keep the contents of a shard or table at `as_of` (`None`: the greatest complete time) under `name`,
         whatever retention, compaction and collection do later: `snapshot(tag=name)` reads them until `untag`,
         or until a commit after `expires`. The history between tags is not kept. The shard keeps the blobs of
-        the tag, and its state about 80 bytes for each of them. Releases before 0.3 cannot open a shard that
-        has a tag. One blob and one commit, one more for a registration.
+        the tag, and its state about 170 bytes in memory for each of them, 30 in a rollup. Releases before
+        0.3 cannot open a shard that has a tag. One blob and one commit, one more for a registration.
 
         `TagExists` if another tag has the name; `SinceViolation` if the history is gone already,
         `NotReadable` if the time is not complete; `INVALID_TIME`, `INVALID_NAME`; `UnknownShard`."""

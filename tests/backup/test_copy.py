@@ -359,3 +359,18 @@ async def test_a_readonly_client_can_be_copied_from() -> None:
         await same_as(source.model, other)
         with pytest.raises(ap.Unsupported):
             await client.admin.copy_shard(NAME, readonly, name="b")
+
+
+async def test_tags_stay_behind() -> None:
+    """Goal: a copy has none of its source's tags; a tag of the copy's own stays, and is no write to it."""
+    rng, source, target = random.Random(5), Place(), Place()
+    async with source.open() as client, target.open() as other, client.writer(NAME, SCHEMA) as w:
+        await append(source, w, rng)
+        await client.tag(NAME, "source's")
+        await client.admin.copy_shard(NAME, other)
+        assert await other.tags(NAME) == {}
+        await other.tag(NAME, "copy's")
+        await append(source, w, rng)
+        await client.admin.copy_shard(NAME, other)
+        assert (list(await client.tags(NAME)), list(await other.tags(NAME))) == (["source's"], ["copy's"])
+        await same_as(source.model, other)
