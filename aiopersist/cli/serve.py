@@ -15,7 +15,8 @@ async def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8321,
     write: Annotated[
-        bool, typer.Option("--write", help="Also offer compaction, garbage collection, fsck and retention.")
+        bool,
+        typer.Option("--write", help="Also offer compaction, garbage collection, fsck, retention and tags."),
     ] = False,
 ) -> None:
     """Serve web pages that show the location, until a signal."""

@@ -28,6 +28,7 @@ from aiopersist.base.errors import (
     SinceViolation,
     StorageUnavailable,
     UnknownShard,
+    UnknownTag,
 )
 from aiopersist.client.client import Client
 from aiopersist.storage.identity import location_key
@@ -59,6 +60,7 @@ Page = Callable[[Request, Client, ClientCache], Awaitable[Response]]
 
 STATUS: tuple[tuple[type[Error], int], ...] = (
     (UnknownShard, 404),
+    (UnknownTag, 404),
     (SinceViolation, 410),
     (ShardFinalized, 410),
     (NotReadable, 425),
@@ -75,8 +77,8 @@ def inspector(client: Client | ClientOf, *, write: bool = False, token: str | No
 
     `client` is an open client, or a function that returns the client for a request. The pages only read. A
     client opened with `readonly=True` writes nothing; another one registers as a reader while it shows
-    contents. `write=True` adds compaction, garbage collection, fsck and retention, each by a form that no
-    other site can send; the client must be able to write.
+    contents. `write=True` adds compaction, garbage collection, fsck, retention and tags, each by a form that
+    no other site can send; the client must be able to write.
 
     Without `token`, everybody who reaches the pages sees all contents of the location. With `token`, a
     visitor opens the address with `?token=...`, which sets a cookie, or sends `Authorization: Bearer ...`."""

@@ -7,7 +7,8 @@ from starlette.datastructures import QueryParams
 
 from aiopersist.base.errors import InvalidUsage, NotReadable, SinceViolation, UsageKind, shown
 from aiopersist.base.frontier import Time, less_equal
-from aiopersist.state.model import Clock
+from aiopersist.read.tagged import check_alone, check_tag
+from aiopersist.state.model import Clock, State
 from aiopersist.web.readable import Readable, Scale, parse_time, read_time
 from aiopersist.web.reading import EarlierPages, Question, RowPlace
 from aiopersist.web.rows import Column
@@ -27,6 +28,8 @@ class RowsQuery(NamedTuple):
     """The time; empty: the newest one."""
     since: str = ""
     """Show the changes after this time; empty: show the contents."""
+    tag: str = ""
+    """Show the contents that this tag keeps, instead of those at a time."""
     how: str = ""
     key: str = ""
     where: str = ""
@@ -43,11 +46,16 @@ class RowsQuery(NamedTuple):
         how, key = params.get("how", ""), params.get("key", "")
         if how not in ("", *HOWS):
             raise InvalidUsage(UsageKind.INVALID_COLUMN, f"how={shown(how)}: one of {', '.join(HOWS)}")
+        at, tag = _moved(params, "at", scale, clock), params.get("tag", "")
+        since = _moved(params, "since", scale, clock) if params.get("changes") else ""
+        if tag:
+            check_alone(at or None, since or None)
         return cls(
             name=params.get("name", ""),
             stream=params.get("stream", ""),
-            at=_moved(params, "at", scale, clock),
-            since=_moved(params, "since", scale, clock) if params.get("changes") else "",
+            at=at,
+            since=since,
+            tag=tag,
             how=how if key else "",
             key=key,
             where=params.get("where", "").strip(),
@@ -92,6 +100,13 @@ class RowsQuery(NamedTuple):
                 raise InvalidUsage(UsageKind.INVALID_TIME, text)
             since, as_of = as_of, since
         return Question(as_of, since, self.place, self.how, self.key, self.where, self.stream)
+
+    def question_of_tag(self, state: State) -> Question:
+        """The requested rows of the tag. `UnknownTag`."""
+        check_tag(state, self.tag)
+        as_of = state.tags[self.tag].as_of.time
+        assert as_of is not None  # a tag has one time
+        return Question(as_of, None, self.place, self.how, self.key, self.where, tag=self.tag)
 
     def _time(self, text: str, readable: Readable, now: float) -> Time:
         return read_time(parse_time(text, readable, now), readable, now)

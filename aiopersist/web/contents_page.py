@@ -19,6 +19,7 @@ from aiopersist.state.model import Clock
 from aiopersist.web.cache import ClientCache
 from aiopersist.web.contents import HOWS, RowsQuery, chosen_columns
 from aiopersist.web.readable import Readable, readable, readable_stream, time_lengths
+from aiopersist.web.reading import Question
 from aiopersist.web.reads import read_rows
 from aiopersist.web.render import rendered
 from aiopersist.web.rows import cells, columns_of, values, whole
@@ -49,11 +50,10 @@ async def contents(request: Request, client: Client, cache: ClientCache) -> Resp
         "read": None,
         "chosen": (),
     }
-    if times is not None:
-        now = await _now(client, query, times)
-        question = query.question(times, now)
+    if query.tag or times is not None:
+        question, is_at_rest = await _question(client, query, shard, times)
         read = await cache.reads.of(client, shard.id, question)
-        page_values |= {"question": question, "read": read, "is_at_rest": query.is_at_rest(times, now)}
+        page_values |= {"question": question, "read": read, "is_at_rest": is_at_rest}
         if read.page is not None:
             page_values["chosen"] = chosen_columns(read.page.columns, query.columns)
     return HTMLResponse(await client._stack.compute(rendered, "contents.html", page_values))
@@ -64,11 +64,9 @@ async def value(request: Request, client: Client, cache: ClientCache) -> Respons
     params = request.query_params
     shard = await cache.shard(client, params.get("name", ""))
     query, times = RowsQuery.of(params, None, shard.state.clock), _times(shard, params.get("stream", ""))
-    if times is None:
-        raise NotReadable(None, shard.state.upper)
     row, column = params.get("row", ""), params.get("of", "")
     number = int(row) if row.isascii() and row.isdigit() and len(row) < 6 else -1
-    question = query.question(times, await _now(client, query, times))
+    question, _ = await _question(client, query, shard, times)
     rows = await read_rows(client, shard.id, question)
     by_name = {each.name: each for each in columns_of(rows.schema)}
     if column not in by_name or not 0 <= number < rows.table.num_rows:
@@ -88,6 +86,18 @@ def _times(shard: Shard, stream: str) -> Readable | None:
     if stream or state.streams is not None:
         return readable_stream(arrangement_of(shard, stream))
     return readable(state)
+
+
+async def _question(
+    client: Client, query: RowsQuery, shard: Shard, times: Readable | None
+) -> tuple[Question, bool]:
+    """The requested rows, and whether nobody wrote since their time. `NotReadable` if `times` is `None`."""
+    if query.tag:
+        return query.question_of_tag(shard.state), False
+    if times is None:
+        raise NotReadable(None, shard.state.upper)
+    now = await _now(client, query, times)
+    return query.question(times, now), query.is_at_rest(times, now)
 
 
 async def _now(client: Client, query: RowsQuery, times: Readable) -> float:

@@ -125,6 +125,8 @@ class Question(NamedTuple):
     """A condition on the rows, as text; empty for none."""
     stream: str = ""
     """A stream of an `Indexed`; empty for a shard."""
+    tag: str = ""
+    """Read what this tag keeps, which is at `as_of`; empty: read the shard."""
 
 
 class RowsPage(NamedTuple):
@@ -152,8 +154,11 @@ def warm_up_reading() -> None:
 
 async def read_shard(client: Client, shard: str, question: Question) -> RawRows:
     """The rows of a page, and one more if there is one. `InvalidUsage` for a wrong key."""
-    async with client.reader(shard) as reader, reader.snapshot(question.as_of, wait=False) as snapshot:
-        return RawRows(await _read_rows(snapshot, question), snapshot._fetch.schema)
+    async with client.reader(shard) as reader:
+        tag = question.tag or None
+        opening = reader.snapshot(None if tag else question.as_of, wait=False, tag=tag)
+        async with opening as snapshot:
+            return RawRows(await _read_rows(snapshot, question), snapshot._fetch.schema)
 
 
 def page_of(raw: RawRows, question: Question) -> RowsPage:

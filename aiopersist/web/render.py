@@ -43,6 +43,7 @@ def _environment() -> Environment:
     }
     environment.globals |= {
         "ago": words.ago_text,
+        "expiry": words.expiry_text,
         "frontier": words.frontier_text,
         "time_text": words.time_text,
     }

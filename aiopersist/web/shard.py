@@ -21,6 +21,7 @@ VERSIONS_SHOWN = 16
 BATCHES_SHOWN = 100
 PARTS_SHOWN = 50
 OWNERS_SHOWN = 100
+TAGS_SHOWN = 100
 
 
 class ShardQuery(NamedTuple):
@@ -121,6 +122,7 @@ async def shard_page(client: Client, shard: Shard, query: ShardQuery) -> dict[st
             "leases_count": len(state.readers) + len(state.writers),
             "holds": hold_lines(view),
             "history": history_text(view),
+            "tags_shown": TAGS_SHOWN,
             "retention": retention_text(view.retention),
             "kept": keeper_text(keeper(view)),
             "growth": growth(view),

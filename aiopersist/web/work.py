@@ -1,5 +1,5 @@
-"""Work that visitors may start with `write=True`: compaction, garbage collection, a check, retention. It runs
-as a task of the client; pages show the results."""
+"""Work that visitors may start with `write=True`: compaction, garbage collection, a check, retention,
+tags. It runs as a task of the client; pages show the results."""
 
 import asyncio
 from collections import deque
@@ -13,7 +13,7 @@ from starlette.requests import Request
 from aiopersist.base.errors import InvalidUsage, UsageKind, shown
 from aiopersist.client.client import Client
 from aiopersist.web.holds import retention_text
-from aiopersist.web.words import counted
+from aiopersist.web.words import counted, size_text
 
 FORM_BYTES_MAX = 64 * 1024
 REPORTS_KEPT = 8  # of a shard
@@ -78,10 +78,13 @@ def piece_of(form: Mapping[str, str]) -> tuple[str, Piece]:
     action = form.get("action", "")
     if action == "retain":
         return _retention(form.get("keep", ""), form.get("unit", ""))
+    if action == "tag":
+        return _tag(form.get("tag", ""), form.get("days", ""))
+    if action == "untag":
+        return _untag(form.get("tag", ""))
     if action not in PIECES:
-        raise InvalidUsage(
-            UsageKind.INVALID_MODE, f"action={shown(action)}: one of {', '.join(PIECES)}, retain"
-        )
+        text = f"action={shown(action)}: one of {', '.join(PIECES)}, retain, tag, untag"
+        raise InvalidUsage(UsageKind.INVALID_MODE, text)
     return PIECES[action]
 
 
@@ -105,6 +108,28 @@ def _retention(keep: str, unit: str) -> tuple[str, Piece]:
         )
 
     return "Retention", retain
+
+
+def _tag(name: str, days: str) -> tuple[str, Piece]:
+    """`days`: how long the tag lasts; empty: until it is dropped."""
+    if days and not (days.isascii() and days.isdigit() and len(days) <= 5 and int(days)):
+        raise InvalidUsage(UsageKind.INVALID_TIME, f"days={shown(days)}: a number of days, or nothing")
+    expires = timedelta(days=int(days)) if days else None
+
+    async def tag(client: Client, shard: str) -> WorkResult:
+        added = await client.tag(shard, name, expires=expires)
+        parts = f"{counted(added.parts, 'part')} of {size_text(added.blob_bytes)}"
+        return WorkResult(f"{name!r} keeps the newest contents, {parts}.")
+
+    return "Tag", tag
+
+
+def _untag(name: str) -> tuple[str, Piece]:
+    async def untag(client: Client, shard: str) -> WorkResult:
+        await client.untag(shard, name)
+        return WorkResult(f"{name!r} is dropped.")
+
+    return "Drop of a tag", untag
 
 
 class Works:

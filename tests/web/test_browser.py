@@ -57,6 +57,8 @@ async def fill(client: ap.Client) -> None:
     await client.admin.retain("orders", timedelta(days=1))
     await client.critical_since("orders", HOSTILE[:40].encode("ascii", "ignore").decode().replace("\x1b", ""))
     await client.subscription("orders", name="search", start=12)
+    await client.tag("orders", "noon", 12, expires=timedelta(days=30))
+    await client.tag(HOSTILE, HOSTILE[:100])
     await client.table("stock", str, int).put_many({f"item {n:03}": n for n in range(120)})
     for number in range(60):
         async with client.writer(f"events/{number:02}", STRINGS):
@@ -73,6 +75,7 @@ ADDRESSES = {
     "batch": of("shard", "orders", batches="1-9"),
     "contents": of("contents", "stock"),
     "changes": of("contents", "orders", at=20, since=10, changes=1),
+    "tag": of("contents", "orders", tag="noon"),
     "hostile": of("contents", HOSTILE),
     "hostile then": of("contents", HOSTILE, at=0),
     "hostile shard": of("shard", HOSTILE),

@@ -154,7 +154,9 @@ async def test_an_inspector_that_only_reads_offers_nothing(quiet_mem: ap.Client)
 @pytest.mark.parametrize(
     ("form", "said"),
     [
-        ({"action": "drop"}, "action='drop': one of compact, gc, fsck, retain"),
+        ({"action": "drop"}, "action='drop': one of compact, gc, fsck, retain, tag, untag"),
+        ({"action": "tag", "tag": "x", "days": "0"}, "days='0': a number of days"),
+        ({"action": "tag", "tag": "x", "days": "soon"}, "days='soon': a number of days"),
         ({"action": "retain", "keep": "-1", "unit": "days"}, "keep='-1' 'days'"),
         ({"action": "retain", "keep": "9" * 18, "unit": "days"}, "longer than the clock counts"),
         ({"action": "retain", "keep": "1", "unit": "years"}, "keep='1' 'years'"),
