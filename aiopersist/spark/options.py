@@ -33,6 +33,8 @@ WRITE = PLACE | {"time", "diff", "keys", "schema", "apply", "txnappid", "txnvers
 STREAM_READ = PLACE | {
     "startingtime",
     "columns",
+    "where",
+    "keyrange",
     "expand",
     "parallelism",
     "holdname",

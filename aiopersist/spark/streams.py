@@ -59,6 +59,7 @@ from aiopersist.spark.hooks import (
     check_schema,
     columns_of,
     commit_staged,
+    condition_of,
     grant_write,
     read_partition,
 )
@@ -127,17 +128,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, last = start["time"], end["time"]
         if first in (last, LATEST):
             return []
-        columns, pieces = bridge().run(self._planned, self._client(), first, end)
+        pieces, columns, where = bridge().run(self._planned, self._client(), first, end)
         at = last - 1 if first == SNAPSHOT else None
-        return [PiecePartition(self._location, piece, columns, at=at) for piece in pieces]
+        return [PiecePartition(self._location, piece, columns, where, at) for piece in pieces]
 
-    async def _planned(self, client: Client, first: int, end: Offset) -> tuple[Columns, list[bytes]]:
+    async def _planned(self, client: Client, first: int, end: Offset) -> tuple[list[bytes], Columns, Any]:
         check_same(end, await self._held_state(client))  # a restart plans a batch before it asks for offsets
         read = await _leased(client, self._options.shard, first, end["time"])
         self._reads.append((end["time"], read))
-        columns = columns_of(self._options, read.schema)
+        columns, where = columns_of(self._options, read.schema), condition_of(self._options, read.schema)
         check_schema(columns, self._schema)
-        return columns, await read.pieces(self._options.tasks)
+        return await read.pieces(self._options.tasks, where), columns, where
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return read_partition(partition)

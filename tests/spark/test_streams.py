@@ -32,6 +32,11 @@ STARTS: dict[str, tuple[dict[str, Any], Counter[Row], list[set[int]]]] = {
     "few rows": ({"startingTime": 0, "maxRowsPerTrigger": 1}, rows(history(4)), [{0}, {1}, {2}, {3}]),
     "few bytes": ({"startingTime": 0, "max_bytes_per_trigger": 1}, rows(history(4)), [{0}, {1}, {2}, {3}]),
     "latest": ({"startingTime": "latest"}, Counter(), []),
+    "where": (
+        {"startingTime": 1, "where": "val >= 2 or key in ('k0-0', 'late')"},
+        rows(history(4)[2:], 2),
+        [{2, 3}],
+    ),
 }
 
 
@@ -57,6 +62,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no start": ({"startingTime": "now"}, "neither a time nor one of"),
     "two limits": ({"max_rows_per_trigger": 1, "max_bytes_per_trigger": 1}, "not both"),
     "no limit": ({"max_rows_per_trigger": 0}, "at least 1"),
+    "no condition": ({"where": "val >"}, "expected a column or a value"),
     "expand": ({"startingTime": 0, "expand": "x"}, "neither true nor false"),
 }
 

@@ -141,6 +141,27 @@ def test_parts_that_cannot_match_are_not_fetched(place: str, option: str) -> Non
     assert fetches() == 3  # the cache has the other
 
 
+def test_a_batch_of_a_stream_has_only_the_rows_of_the_condition(place: str) -> None:
+    async def fill(client: ap.Client) -> None:
+        async with client.writer("s", PLAIN) as writer:
+            await writer.compare_and_append([("a", 1, 0, 1), ("b", 2, 0, 1)], 0, 1)
+            await writer.compare_and_append([("b", 2, 1, -1), ("b", 1, 1, 1), ("c", 3, 1, 1)], 1, 2)
+
+    at(place, fill)
+    asked = source(place, "s", startingTime="0", where="val > 1", key_range='[null, "c"]')
+    reader = asked.streamReader(asked.schema())
+    start = reader.initialOffset()
+    partitions = reader.partitions(start, reader.latestOffset(start, reader.getDefaultReadLimit()))
+    batches = [batch for partition in partitions for batch in reader.read(partition)]
+    assert pa.Table.from_batches(batches).to_pydict() == {
+        "key": ["b", "b"],
+        "val": [2, 2],
+        "_time": [0, 1],
+        "_diff": [1, -1],
+    }
+    reader.stop()
+
+
 def test_a_view_has_a_condition(registered: Any, place: str) -> None:
     async def fill(client: ap.Client) -> None:
         await client.table("t", key=str, val=int).put_many({"a": 1, "b": 2, "c": 3})
