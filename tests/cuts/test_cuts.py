@@ -16,7 +16,8 @@ import pytest
 import tests.cuts.scenes_above
 import tests.cuts.scenes_maintenance
 import tests.cuts.scenes_once
-import tests.cuts.scenes_tables  # noqa: F401  # each adds its own
+import tests.cuts.scenes_tables
+import tests.cuts.scenes_tags  # noqa: F401  # each adds its own
 from aiopersist.shard import commit
 from tests.conftest import StoreUrls
 from tests.cuts.faults import Cut, Fault, Met, troubled

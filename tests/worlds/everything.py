@@ -18,7 +18,18 @@ import aiopersist as ap
 from aiopersist.testing.simulation import STORMY, Played, Weather, World, simulate
 from tests.support.schemas import SCHEMA
 from tests.worlds import old, verdict
-from tests.worlds.programs import appends, beside, consumers, mortals, players, races, readers, tables, upkeep
+from tests.worlds.programs import (
+    appends,
+    beside,
+    consumers,
+    mortals,
+    players,
+    races,
+    readers,
+    tables,
+    tags,
+    upkeep,
+)
 from tests.worlds.scene import ACCOUNTS, EACH, Scene
 
 
@@ -66,6 +77,7 @@ ROLES: Mapping[str, Role] = {
     "acker": Role(consumers.acker, 2, ends=False, on_events=True),
     "relay": Role(consumers.relay, 2, ends=False, on_events=True),
     "teller": Role(tables.teller, 1, ends=False),
+    "tagger": Role(tags.tagger, 2, ends=False),
     "keeper": Role(upkeep.keeper, 2, ends=False, keeps=True),
     "partner": Role(upkeep.partner, 1, ends=False, keeps=True),
 }
@@ -76,6 +88,7 @@ MORTALS = ("mortal", "undertaker")  # so do these, beyond the seeds that find pl
 PLAYERS = ("player",)
 MORE_FROM = 1000
 FAR_FROM = 2 * MORE_FROM
+TAGS_FROM = 3 * MORE_FROM
 APART = (BESIDE, *MORTALS, *PLAYERS)
 OTHERS = [name for name, role in ROLES.items() if role.ends and not (role.on_events or name in APART)]
 
@@ -96,6 +109,9 @@ class Everything:
         for names in (MORTALS, PLAYERS) if world.seed >= MORE_FROM else ():
             if random.Random(f"{names[0]}s {world.seed}").random() < 0.1:
                 self.cast |= {name: world.size(name, 1, ROLES[name].most) for name in names}
+        if world.seed >= TAGS_FROM and random.Random(f"taggers {world.seed}").random() < 0.5:
+            self.cast["tagger"] = world.size("tagger", 1, ROLES["tagger"].most)
+            self.cast["keeper"] = max(self.cast.get("keeper", 0), 1)
         self.roles = {name for name, machines in self.cast.items() if machines}
         self.world.counts.update(f"role {name}" for name in self.roles)
         self.forever = 0

@@ -4,7 +4,29 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiopersist as ap
 from tests.table.history import Event
+
+
+@dataclass
+class Tagged:
+    """A tag that a program has begun to add; names are used once."""
+
+    shard: str
+    name: str
+    expires_s: float | None
+    as_of: Any = None
+    """The time that was asked for; `None`: the newest."""
+    rows: list[Any] | None = None
+    """The contents at that time, as they were read before; `None`: all updates are in the log."""
+    view: ap.TagView | None = None
+    """What its program was told."""
+    calls: int = 0
+    """Calls to add it that had no answer."""
+    is_dropped: bool = False
+    """Whether somebody has begun to drop it."""
+    is_gone: bool = False
+    """Whether somebody was told that it is dropped."""
 
 
 @dataclass
@@ -38,6 +60,8 @@ class Ledger:
     frontier: int = 0
     events: list[Event] = field(default_factory=list)
     """What the players of tables were told."""
+    tags: dict[tuple[str, str], Tagged] = field(default_factory=dict)
+    """By shard and name."""
 
     def write(self, where: str, key: Any, val: Any) -> None:
         """Note that `key` was acknowledged."""

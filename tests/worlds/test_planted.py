@@ -19,6 +19,7 @@ QUICKLY = (
     "truncation_to_any_version",
     "rollups_go_before_their_versions",
     "a_status_that_decides",
+    "a_collection_that_ignores_tags",
 )
 """Bugs that are looked for in each run."""
 

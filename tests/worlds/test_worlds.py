@@ -15,7 +15,17 @@ import pytest
 from aiopersist.testing.simulation import CALM, search
 from tests.conftest import QUICK
 from tests.worlds.covered import watched
-from tests.worlds.everything import BESIDE, FAR_FROM, MORE_FROM, MORTALS, PLAYERS, ROLES, everything, play
+from tests.worlds.everything import (
+    BESIDE,
+    FAR_FROM,
+    MORE_FROM,
+    MORTALS,
+    PLAYERS,
+    ROLES,
+    TAGS_FROM,
+    everything,
+    play,
+)
 from tests.worlds.planted.search import roles_of
 from tests.worlds.programs.upkeep import ACTS
 
@@ -33,6 +43,7 @@ ENDS = [seed for seed, roles in MORE.items() if {*MORTALS} <= roles]
 PLAYED = [seed for seed, roles in MORE.items() if {*PLAYERS} <= roles]
 STRANGERS = range(MORE_FROM, MORE_FROM + (5 if QUICK else 8))
 DISTANT = range(FAR_FROM, FAR_FROM + (5 if QUICK else 6))
+TAGGED = [seed for seed in range(TAGS_FROM, TAGS_FROM + (15 if QUICK else 40)) if "tagger" in roles_of(seed)]
 PARTS = [OTHERS[at : at + 10] for at in range(0, len(OTHERS), 10)]
 FAULTS = ("crashed", "lost", "dropped", "refused", "late", "duplicated", "slow", "cut off")
 STRANGE = ("foreign", "foreign dates")
@@ -54,8 +65,12 @@ DONE_AT_THE_END = (
     "mortal settled: Committed",
     "mortal settled: NotCommitted",
 )
+TAGS = ("tags added", "tags cut off", "tags read", "tags read together", "tags expired", "tags at the end")
 DONE_IF_LONG = (
     *DONE_AT_THE_END,
+    *TAGS,
+    "tags dropped",
+    "tags there after all",
     "mortal settled: unknowable",
     "restored",
     "races lost",
@@ -114,6 +129,13 @@ def test_worlds_in_which_some_are_far() -> None:
     """Goal: 25 times as far from the stores as the others."""
     counts = played(DISTANT)
     assert counts["far"] or QUICK, counts
+
+
+def test_worlds_in_which_contents_are_tagged() -> None:
+    """Goal: a tag that was acknowledged has the contents of its time, until it is dropped or expires."""
+    counts = played(TAGGED)
+    missing = [what for what in TAGS if not counts[what]]
+    assert not missing or QUICK, (missing, counts)
 
 
 @pytest.mark.long

@@ -6,7 +6,7 @@ from typing import Any
 import aiopersist as ap
 from tests.support.schemas import SCHEMA
 from tests.worlds import old
-from tests.worlds.programs import mortals, races
+from tests.worlds.programs import mortals, races, tags
 from tests.worlds.programs.beside import NOTES, STASHED
 from tests.worlds.scene import ACCOUNTS, EACH, Scene
 
@@ -54,6 +54,8 @@ async def check(scene: Scene, honest: ap.Client, roles: set[str]) -> None:
         await check_stash(scene)
     if "heir" in roles:
         await old.check(scene, honest)
+    if "tagger" in roles:
+        await tags.check(scene, honest)
 
 
 async def check_times(scene: Scene, honest: ap.Client) -> None:

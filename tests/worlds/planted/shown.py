@@ -70,4 +70,9 @@ SHOWN = {
     "revisions_of_a_stash_are_not_compared": Shown(3, 1),
     "a_status_that_decides": Shown(1071, 72),
     "a_date_that_counts_alone": Shown(1228, 42),
+    "a_collection_that_ignores_tags": Shown(3022, 9),
+    "a_tag_of_what_was_replaced": Shown(3121, 63),
+    "a_sweep_that_ignores_tags": Shown(3007, 4),
+    "a_rollup_that_forgets_tags": Shown(3007, 4),
+    "a_tag_without_its_last_batch": Shown(3007, 4),
 }
