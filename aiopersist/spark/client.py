@@ -107,6 +107,7 @@ class SparkClient(Resource):
         shard: str,
         as_of: Time | datetime | None = None,
         *,
+        tag: str | None = None,
         columns: Sequence[str] | None = None,
         where: Any = None,
         expand: bool = True,
@@ -114,8 +115,8 @@ class SparkClient(Resource):
         wait: bool = True,
     ) -> "DataFrame":
         """The contents at `as_of` (`None`: the greatest complete time, fixed by this call, not by each
-        action; on a wall clock also an aware `datetime`). Each row appears as often as its diff says; with
-        `expand=False` it appears once, with a column `_diff`.
+        action; on a wall clock also an aware `datetime`), or those that the `tag` keeps. Each row appears as
+        often as its diff says; with `expand=False` it appears once, with a column `_diff`.
 
         `columns` selects columns of key and value, by their names in the DataFrame. `where` is a
         `pyarrow.compute` expression, as for a snapshot: parts that cannot match are not read. Both are
@@ -123,7 +124,7 @@ class SparkClient(Resource):
         as Spark runs at once) each read a range of keys, without shuffles. Errors and `wait` as in
         `shared_read`."""
         make = partial(Columns, expand=expand, only=None if columns is None else tuple(columns))
-        return self._read(make, where, parallelism, shard, as_of=as_of, wait=wait)
+        return self._read(make, where, parallelism, shard, as_of=as_of, tag=tag, wait=wait)
 
     def changes_df(
         self,

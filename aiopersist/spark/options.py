@@ -20,6 +20,7 @@ from aiopersist.spark.sessions import arrow_schema
 PLACE = {"path", "location", "blob", "consensus"}
 READ = PLACE | {
     "asof",
+    "tag",
     "startingtime",
     "endingtime",
     "expand",

@@ -116,6 +116,7 @@ async def _planned(client: Client, options: Options) -> tuple[list[bytes], Colum
         options.time("asof"),
         start=start,
         end=end,
+        tag=options.text("tag"),
         wait=False,
         lease_s=options.seconds("leases", LEASE_S),
         keep=True,

@@ -68,6 +68,8 @@ BAD_READS: dict[str, tuple[str, dict[str, Any], str]] = {
     "before since": ("old", {"as_of": 1}, "SinceViolation"),
     "changes at since": ("old", {"startingTime": 2}, "SinceViolation"),
     "both": ("s", {"as_of": 1, "startingTime": 1}, "not both"),
+    "a tag and a time": ("s", {"tag": "x", "as_of": 1}, "a tag or a time, not both"),
+    "no tag": ("s", {"tag": "x"}, "UnknownTag|no tag 'x'"),
     "an end alone": ("s", {"endingTime": 1}, "needs startingTime"),
     "end before start": ("s", {"startingTime": 3, "endingTime": 1}, "INVALID_BOUNDS"),
     "no column": ("s", {"columns": "q"}, "no column 'q'"),
