@@ -6,8 +6,8 @@ from typing import Any
 from aiopersist.base.errors import SinceViolation
 from aiopersist.base.frontier import TIME_MAX, Antichain, Time, last_before
 from aiopersist.data.lazy import pa
+from aiopersist.read.puller import Items
 from aiopersist.read.session import ReadSession
-from aiopersist.read.snapshot import Items
 from aiopersist.shard.stack import Stack
 from aiopersist.state.model import State
 

@@ -26,6 +26,8 @@ class Threads:
 
     def __init__(self, most: int, name: str) -> None:
         self.most = most
+        self.begin: Callable[[], None] | None = None
+        """Called in each new thread."""
         self._name = name
         self._executor: ThreadPoolExecutor | None = None
         self._under_way = 0
@@ -46,7 +48,7 @@ class Threads:
         the caller stops waiting; running work continues without a result; waiting work never runs."""
         self.process.check()
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(self.most, self._name)
+            self._executor = ThreadPoolExecutor(self.most, self._name, self.begin)
         self._under_way += 1
         try:
             loop = asyncio.get_running_loop()

@@ -16,7 +16,7 @@ from aiopersist.base.resource import Closeable, Opening, Root
 from aiopersist.base.runtime import Runtime
 from aiopersist.base.settings import Settings
 from aiopersist.client.gauges import observed
-from aiopersist.data.lazy import are_imported
+from aiopersist.data.lazy import are_imported, avoid_polars
 from aiopersist.maintenance.upkeep import Upkeep
 from aiopersist.measure.providers import Measures
 from aiopersist.shard import catalog
@@ -24,7 +24,7 @@ from aiopersist.shard.shards import Shards
 from aiopersist.storage.identity import check_in_time
 from aiopersist.storage.layers import wrap_stores
 from aiopersist.storage.readonly import refuse
-from aiopersist.storage.urls import Stores
+from aiopersist.storage.urls import Stores, again, open_stores
 
 if TYPE_CHECKING:
     from aiopersist.maintenance.background import Maintenance
@@ -54,6 +54,7 @@ class Services:
         self.calls = self.shards.calls
         self._upkeep = Upkeep(self.stack, background=maintenance and not readonly)
         self.shards.on_new = self._upkeep.add
+        self.stack.twin.open, self.stack.twin.check = self._twin, partial(again, stores)
         self.metrics.observe = partial(observed, self.shards, partial(_waiting_in_tables, ref(self)))
 
     async def ping(self) -> None:
@@ -64,6 +65,7 @@ class Services:
 
     async def close(self) -> None:
         """Close every handle and all that this client opened."""
+        await self.stack.twin.aclose(self.stack.compute)
         self._failed = await self.shards.release()
         await self._upkeep.aclose()
         self.shards.scope.close()
@@ -72,6 +74,15 @@ class Services:
         self.metrics.end()
         for store in self._stores.opened:
             await store.aclose()
+
+    async def _twin(self) -> Services:
+        """A second client on these stores, in another event loop."""
+        runtime, settings = self.stack.runtime, self.stack.settings.model_copy(update={"metrics": False})
+        stores = open_stores(again(self._stores), runtime=runtime, readonly=self._stores.readonly)
+        twin = Services(stores, settings, runtime, maintenance=False)
+        twin.stack.threads.begin = avoid_polars
+        avoid_polars()
+        return twin
 
     def raise_failed(self) -> None:
         """Raise, once, the first error that the closing of a handle raised."""

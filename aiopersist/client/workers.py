@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from aiopersist.compact.shared_compaction import Goal, SharedCompaction
     from aiopersist.data.lazy import pa
     from aiopersist.data.updates.updates import Updates
+    from aiopersist.read.puller import Items
     from aiopersist.read.shared_read import SharedRead
-    from aiopersist.read.snapshot import Items
     from aiopersist.write.builder import BatchBuilder
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterable
 from importlib import import_module
-from threading import Event
+from threading import Event, local
 from typing import TYPE_CHECKING, Any
 
 from aiopersist.base.errors import InvalidUsage, UsageKind
@@ -77,9 +77,17 @@ def warm_up() -> None:
     _warm.set()
 
 
-def polars_works() -> bool:
-    """Whether polars may be used. A forked child does not have its threads, so a call would wait for ever."""
-    return not pl.__dict__["_is_lost"]
+_here = local()
+
+
+def avoid_polars() -> None:
+    """This thread serves callers that may be all threads of polars, so a call would wait for ever."""
+    _here.avoids_polars = True
+
+
+def avoids_polars() -> bool:
+    """Whether this thread may not call polars."""
+    return getattr(_here, "avoids_polars", False)
 
 
 def _lose_polars() -> None:
@@ -119,6 +127,8 @@ else:
 __all__ = [
     "PARQUET",
     "are_imported",
+    "avoid_polars",
+    "avoids_polars",
     "arrow_is_imported",
     "ds",
     "fs",
@@ -128,7 +138,6 @@ __all__ = [
     "ipc",
     "is_warm",
     "np",
-    "polars_works",
     "pa",
     "pc",
     "pl",

@@ -20,7 +20,8 @@ from aiopersist.data.updates.updates import Update, Updates
 from aiopersist.indexed.arrangement import unsealed_between
 from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.parts.named_parts import of_trace, of_unsealed
-from aiopersist.read.snapshot import Items, PinnedRead
+from aiopersist.read.puller import Items
+from aiopersist.read.snapshot import PinnedRead
 from aiopersist.shard.hold import SharedHold
 from aiopersist.state.streams import Arrangement
 

@@ -3,7 +3,7 @@
 from collections import deque
 
 from aiopersist.data.lazy import pa
-from aiopersist.read.snapshot import Items
+from aiopersist.read.puller import Items
 
 
 def batches_in(rows: "pa.RecordBatch | pa.Table") -> "list[pa.RecordBatch]":

@@ -1,15 +1,18 @@
-"""The parts of a snapshot, one by one, so that several processes can read it together.
+"""The parts of a snapshot, one by one, so that several processes can read it together; and batches of leased
+parts, in any client.
 
 `fetch_part` returns the updates of one part at times `<= as_of`, all at that time, not summed with those of
 other parts. The sum of all parts is the snapshot. The snapshot holds the blobs, so keep it open until the
 last part is fetched.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from aiopersist.base.errors import (
     CodecMismatch,
+    DiffOverflow,
     Error,
     InvalidUpdate,
     InvalidUsage,
@@ -17,6 +20,7 @@ from aiopersist.base.errors import (
     MissingPart,
 )
 from aiopersist.base.frontier import Time, shaped
+from aiopersist.data.lazy import pa
 from aiopersist.data.part.stats import ColumnStats, decode_stats, leaf_types, merge
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.assemble import at_time
@@ -24,12 +28,16 @@ from aiopersist.data.updates.updates import Updates
 from aiopersist.parts.divide import check_part
 from aiopersist.parts.envelope import Envelope
 from aiopersist.parts.fetch import Fetch, Named, Selection
+from aiopersist.read.stream import Runs, in_batches
 from aiopersist.shard.catalog import ShardId
+from aiopersist.shard.commit import commit
+from aiopersist.shard.lease import HEARTBEATS_PER_LEASE
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards
 from aiopersist.state.keys import BlobKey
 from aiopersist.state.model import HollowBatch
 from aiopersist.state.names import live_parts
+from aiopersist.state.reading import KeepReader
 from aiopersist.state.record import HollowPart, Record
 
 ENVELOPE = Envelope("part", format=1)
@@ -115,6 +123,43 @@ async def fetch_part(
     except MissingPart as error:
         raise await why_missing(shard, transmitted.batch.parts, error, "snapshot") from None
     return Updates(at_time(table, transmitted.as_of, fetch.schema), fetch.schema)
+
+
+async def leased_batches(
+    fetch: Fetch, runs: Runs, selection: Selection, reader: str, read: str, final: bool
+) -> "AsyncGenerator[pa.RecordBatch, None]":
+    """The rows of runs that the lease of `reader`, perhaps of another client, keeps. Renews it when that is
+    due. `LeaseExpired`, which says that the `read` was closed, if a part is gone."""
+    shard = fetch.shard
+    await _renew(shard, reader)
+    async with aclosing(in_batches(fetch, runs, selection, reader, final=final)) as batches:
+        try:
+            async for batch in batches:
+                await _renew(shard, reader)  # a large read may take longer than the lease
+                yield batch
+        except DiffOverflow as error:
+            error.shard_id = shard.id
+            raise
+        except MissingPart as error:
+            raise await why_missing(shard, (part for run in runs for _, part in run), error, read) from None
+
+
+async def _renew(shard: Shard, reader: str) -> None:
+    """Renew the lease if a heartbeat is due. If it has ended, only the read of a missing part fails."""
+    record = shard.state.readers.get(reader)
+    if record is None:
+        return
+    now = await shard.stack.consensus.now()
+    if now - record.heartbeat > record.lease_s / HEARTBEATS_PER_LEASE:
+        try:
+            await keep_lease(shard, reader)
+        except LeaseExpired:
+            pass
+
+
+async def keep_lease(shard: Shard, reader: str) -> None:
+    """A heartbeat: one commit."""
+    await commit(shard.register, KeepReader(reader))
 
 
 async def why_missing(shard: Shard, parts: Iterable[HollowPart], error: MissingPart, read: str) -> Error:

@@ -1,11 +1,13 @@
-"""An async iterator whose waits may be cancelled and repeated without losing items."""
+"""Async iterators whose waits may be cancelled and repeated without losing items."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from aiopersist.base.errors import InvalidUsage, UsageKind
+from aiopersist.base.resource import Scope
 from aiopersist.base.supervisor import Supervisor
 
 T = TypeVar("T")
@@ -76,3 +78,46 @@ class Puller(Generic[T]):
 
 class _Exhausted(Exception):
     """There are no more items."""
+
+
+class Items(Generic[T]):
+    """An async iterator whose waits may be cancelled and repeated."""
+
+    def __init__(self, scope: Scope, items: AsyncGenerator[T, None], supervisor: Supervisor) -> None:
+        self._scope = scope
+        self._puller = Puller(items, supervisor, "compute the next batch of a snapshot")
+
+    def __aiter__(self) -> "Items[T]":
+        return self
+
+    async def __anext__(self) -> T:
+        with self._scope.call():
+            return await self._puller.pull()
+
+    async def aclose(self) -> None:
+        """Stop computing."""
+        await self._puller.aclose()
+
+
+class RowItems(Generic[T]):
+    """The items of an iteration of lists, one by one. A wait may be cancelled and repeated; an item in memory
+    needs neither a wait nor a task."""
+
+    def __init__(self, scope: Scope, lists: Items[list[T]]) -> None:
+        self._scope = scope
+        self._lists = lists
+        self._ready: deque[T] = deque()
+
+    def __aiter__(self) -> "RowItems[T]":
+        return self
+
+    async def __anext__(self) -> T:
+        self._scope.check()
+        while not self._ready:
+            self._ready.extend(await anext(self._lists))  # several waits append their lists in turn
+        return self._ready.popleft()
+
+    async def aclose(self) -> None:
+        """Stop computing."""
+        self._ready.clear()
+        await self._lists.aclose()

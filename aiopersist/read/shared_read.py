@@ -18,7 +18,7 @@ from functools import partial
 from operator import and_
 from typing import Any
 
-from aiopersist.base.errors import DiffOverflow, Error, InvalidUpdate, InvalidUsage, LeaseExpired, MissingPart
+from aiopersist.base.errors import Error, InvalidUpdate, InvalidUsage
 from aiopersist.base.frontier import Antichain, Time, shaped
 from aiopersist.base.resource import Opening, Resource, Scope
 from aiopersist.data.lazy import pa
@@ -27,20 +27,19 @@ from aiopersist.parts.divide import Piece, check_schemas, checked_shard, divide,
 from aiopersist.parts.envelope import Envelope
 from aiopersist.parts.fetch import Fetch, Selection
 from aiopersist.parts.runs import plan_runs
-from aiopersist.read.leased import why_missing
+from aiopersist.read.leased import keep_lease, leased_batches
+from aiopersist.read.puller import Items
 from aiopersist.read.query import Query
 from aiopersist.read.range import ALL, Range, check_held, checked, hold_of, not_complete, pinned
-from aiopersist.read.snapshot import Items
-from aiopersist.read.stream import in_batches
 from aiopersist.read.tagged import check_alone, check_tag, read_tag
 from aiopersist.shard.attempt import Slot
 from aiopersist.shard.commit import commit, settle
 from aiopersist.shard.instant import close_if_passed, closed_when_passed, time_of
-from aiopersist.shard.lease import HEARTBEATS_PER_LEASE, check_lease_s, heartbeats
+from aiopersist.shard.lease import check_lease_s, heartbeats
 from aiopersist.shard.shard import Shard
 from aiopersist.shard.shards import Shards
 from aiopersist.state.model import HollowBatch, State
-from aiopersist.state.reading import ExpireReader, KeepReader, RegisterReader, RenewReader
+from aiopersist.state.reading import ExpireReader, RegisterReader, RenewReader
 from aiopersist.state.record import Record
 
 log = logging.getLogger("aiopersist").getChild("leases")
@@ -203,7 +202,6 @@ async def _piece(
     shards: Shards, transmitted: TransmittedPiece, where: Any
 ) -> "AsyncGenerator[pa.RecordBatch, None]":
     shard = await shards.of_a_piece(checked_shard(transmitted.shard, transmitted.piece))
-    await _renew(shard, transmitted.reader)
     check_schemas(transmitted.piece, shard)
     fetch = Fetch(shard, shard.schema(transmitted.piece.schema_id))
     _check_times(transmitted.range, fetch.schema)
@@ -213,18 +211,10 @@ async def _piece(
     bounds = transmitted.range.selection
     selection = Selection(lower=bounds.lower, upper=bounds.upper, as_of=bounds.as_of, where=condition)
     final = transmitted.range.as_of is not None
-    rows = in_batches(fetch, transmitted.piece.named(), selection, transmitted.reader, final=final)
-    async with aclosing(rows) as batches:
-        try:
-            async for batch in batches:
-                await _renew(shard, transmitted.reader)  # a large piece may take longer than the lease
-                yield batch
-        except DiffOverflow as error:
-            error.shard_id = shard.id
-            raise
-        except MissingPart as error:
-            parts = (part for batch in transmitted.piece.runs for part in batch.parts)
-            raise await why_missing(shard, parts, error, "read") from None
+    runs = transmitted.piece.named()
+    async with aclosing(leased_batches(fetch, runs, selection, transmitted.reader, "read", final)) as batches:
+        async for batch in batches:
+            yield batch
 
 
 def _check_times(times: Range, schema: Schema[Any, Any, Any]) -> None:
@@ -314,26 +304,9 @@ async def _completed(shard: Shard, reader: str, slot: Slot, times: Range, lease_
 
 
 def _heartbeats(shard: Shard, reader: str, lease_s: float) -> asyncio.Task[None]:
-    return heartbeats(shard.stack, lease_s, partial(_keep, shard, reader), "heartbeats of a shared read")
-
-
-async def _keep(shard: Shard, reader: str) -> None:
-    await commit(shard.register, KeepReader(reader))
+    return heartbeats(shard.stack, lease_s, partial(keep_lease, shard, reader), "heartbeats of a shared read")
 
 
 async def _end(shard: Shard, reader: str, slot: Slot) -> None:
     await settle(slot)  # the outcome of the registration may be unknown
     await commit(shard.register, ExpireReader(reader))
-
-
-async def _renew(shard: Shard, reader: str) -> None:
-    """Renew the lease if a heartbeat is due. If it has ended, only the read of a missing part fails."""
-    record = shard.state.readers.get(reader)
-    if record is None:
-        return
-    now = await shard.stack.consensus.now()
-    if now - record.heartbeat > record.lease_s / HEARTBEATS_PER_LEASE:
-        try:
-            await _keep(shard, reader)
-        except LeaseExpired:
-            pass

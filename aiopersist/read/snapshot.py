@@ -6,7 +6,6 @@ The contents are the sum of all updates with times `<= as_of`, over all batches 
 `as_of`.
 """
 
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -18,7 +17,6 @@ from weakref import WeakSet
 from aiopersist.base.errors import LeaseExpired, SinceViolation, Unsupported
 from aiopersist.base.frontier import Time
 from aiopersist.base.resource import Resource, Scope, run_bounded
-from aiopersist.base.supervisor import Supervisor
 from aiopersist.data.lazy import pa, pl
 from aiopersist.data.part.layout import writable
 from aiopersist.data.part.stats import ColumnStats
@@ -30,7 +28,7 @@ from aiopersist.data.updates.updates import Updates, polars_frame
 from aiopersist.parts.fetch import Fetch, Named, Selection
 from aiopersist.parts.runs import are_contents, plan_runs
 from aiopersist.read.leased import LeasedPart, common_stats
-from aiopersist.read.puller import Puller
+from aiopersist.read.puller import Items, RowItems
 from aiopersist.read.query import Columns, Query
 from aiopersist.read.stream import BATCH_ROWS, in_batches, projected_in_batches
 from aiopersist.read.tagged import TaggedContents, check_tag
@@ -40,6 +38,8 @@ from aiopersist.state.model import State
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]  # its stubs are a package of their own
+
+    from aiopersist.read.scan import LeasedContents
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -155,6 +155,36 @@ class Snapshot(PinnedRead, Generic[K, V]):
         `to_arrow`. Needs memory for about 1.5 row groups (`settings.row_group_bytes`) of each sorted run
         of parts; for the whole result, if `columns` do not begin with the key or its first fields."""
         return self._iteration(self._batches(self._query(where, columns)))
+
+    async def scan(self, flat: bool = True) -> "pl.LazyFrame":
+        """The contents as a lazy frame of polars, for queries of polars and DuckDB: `collect` it in any
+        thread, as often as you like, until the snapshot is closed (then `InvalidUsage` of kind `CLOSED`).
+        Columns are `key`, or its fields, then `val`, or its fields, then `diff`; a name that occurs twice
+        gets its half as a prefix. `flat=False`: `key`, `val`, `diff`.
+
+        No request. A query fetches only parts and row groups that its conditions do not exclude, in memory
+        as for `batches`. A second client, in a thread of its own, reads them under the lease of the
+        snapshot: one more request per query. `Unsupported` for stores that were given as instances."""
+        with self._scope.call():
+            await self._fetch.stack.imported("polars", "aiopersist.read.scan")
+            from aiopersist.read.scan import lazy_frame
+
+            return lazy_frame(self._fetch.schema, self._leased().batches, flat=flat, diff=True)
+
+    def _leased(self) -> "LeasedContents":
+        from aiopersist.read.scan import LeasedContents
+
+        fetch, twin = self._fetch, self._fetch.stack.twin
+        twin.check()
+        at = self._parts, self._reader, self.as_of
+        return LeasedContents(fetch.shard.id, fetch.schema_id, fetch.schema, *at, twin, self._scope)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """All contents as a stream of Arrow, for `duckdb.sql("... from snapshot")`, `pa.table(snapshot)` and
+        others that read streams: `key`, `val`, `diff`, in bounded memory, read as by `scan`. Works in any
+        thread; in that of the event loop it blocks the loop."""
+        self._scope.check_open()
+        return self._leased().stream(requested_schema)
 
     def __aiter__(self) -> AsyncIterator[tuple[K, V, int]]:
         return RowItems(self._scope, self._iteration(self._row_slices()))
@@ -298,47 +328,19 @@ def _kept_rows(query: Query, table: Any) -> list[tuple[Any, ...]]:
     return rows
 
 
-class Items(Generic[T]):
-    """An async iterator whose waits may be cancelled and repeated."""
+async def entries_scan(snapshot: Snapshot[Any, Any], flat: bool) -> "pl.LazyFrame":
+    """As `scan`, without `diff`. The snapshot is closed when no frame made of it is left."""
+    stack = snapshot._fetch.stack
+    with snapshot._scope.call():
+        await stack.imported("polars", "aiopersist.read.scan")
+        from aiopersist.read.scan import in_the_loop, lazy_frame
 
-    def __init__(self, scope: Scope, items: AsyncGenerator[T, None], supervisor: Supervisor) -> None:
-        self._scope = scope
-        self._puller = Puller(items, supervisor, "compute the next batch of a snapshot")
+        def close() -> None:
+            if not snapshot._scope.closed:
+                stack.supervisor.spawn(snapshot.aclose(), "close the snapshot of a scan")
 
-    def __aiter__(self) -> "Items[T]":
-        return self
-
-    async def __anext__(self) -> T:
-        with self._scope.call():
-            return await self._puller.pull()
-
-    async def aclose(self) -> None:
-        """Stop computing."""
-        await self._puller.aclose()
-
-
-class RowItems(Generic[T]):
-    """The items of an iteration of lists, one by one. A wait may be cancelled and repeated; an item in memory
-    needs neither a wait nor a task."""
-
-    def __init__(self, scope: Scope, lists: Items[list[T]]) -> None:
-        self._scope = scope
-        self._lists = lists
-        self._ready: deque[T] = deque()
-
-    def __aiter__(self) -> "RowItems[T]":
-        return self
-
-    async def __anext__(self) -> T:
-        self._scope.check()
-        while not self._ready:
-            self._ready.extend(await anext(self._lists))  # several waits append their lists in turn
-        return self._ready.popleft()
-
-    async def aclose(self) -> None:
-        """Stop computing."""
-        self._ready.clear()
-        await self._lists.aclose()
+        leased = snapshot._leased()
+        return lazy_frame(leased.schema, leased.batches, flat=flat, diff=False, forget=in_the_loop(close))
 
 
 async def contents_of(snapshot: Snapshot[Any, Any], keys: WantedKeys) -> "pa.Table":

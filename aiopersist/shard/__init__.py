@@ -16,7 +16,7 @@ the bytes of updates; `parts/` does.
 | `clock`, `instant`     | the consensus store's clock; datetimes in the place of times               |
 | `evolve`               | changes of a shard's schema                                                |
 | `queue`                | the queue of a group commit                                                |
-| `turns`                | reads for many slow clients                                                |
+| `turns`, `twin`        | reads for many slow clients; reads for threads that block                  |
 
 Imports `state`, `storage`, `measure`, `data`.
 """

@@ -21,6 +21,7 @@ from aiopersist.measure.tracing import NO_TRACING, Tracing
 from aiopersist.shard.clock import StoreClock
 from aiopersist.shard.follow import Follower
 from aiopersist.shard.turns import ReadTurns
+from aiopersist.shard.twin import Twin
 from aiopersist.storage.cache import CacheBlob
 from aiopersist.storage.consensus import Consensus
 from aiopersist.storage.stall import StallLog
@@ -58,6 +59,8 @@ class Stack:
     senders: dict[Callable[[], Awaitable[None]], str] = field(default_factory=dict)
     """By shard, functions that wait until no append of a handle is under way, and all outcomes are known. A
     closed handle stays here until its last append is settled."""
+    twin: Twin = field(default_factory=Twin)
+    """The client for threads that block."""
     turns: ReadTurns = field(default_factory=ReadTurns)
     """Turns of reads for many slow clients."""
     readonly: bool = False

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
-from aiopersist.base.errors import InvalidLocation, to_install
+from aiopersist.base.errors import InvalidLocation, Unsupported, to_install
 from aiopersist.base.runtime import SYSTEM, Runtime
 from aiopersist.storage.address import Address, scheme_of, without_secrets
 from aiopersist.storage.blob import Blob
@@ -89,9 +89,13 @@ class Stores(NamedTuple):
     consensus: Consensus
     opened: list[Blob | Consensus]
     """The stores that were opened from URLs: the client closes these."""
-    consensus_url: str | None
-    """The URL of the consensus store, unless an instance was given."""
+    location: Location
     readonly: bool
+
+    @property
+    def consensus_url(self) -> str | None:
+        """The URL of the consensus store, unless an instance was given."""
+        return self.location.consensus if isinstance(self.location.consensus, str) else None
 
     def guarded(self) -> tuple[Blob, Consensus]:
         """Both stores; for a readonly client they refuse writes."""
@@ -103,14 +107,27 @@ class Stores(NamedTuple):
 def open_stores(location: Location, *, runtime: Runtime, readonly: bool) -> Stores:
     """Open the stores of `location` that are given as URLs. No I/O."""
     opened: list[Blob | Consensus] = []
-    blob, consensus, url = location.blob, location.consensus, None
+    blob, consensus = location.blob, location.consensus
     if isinstance(blob, str):
         blob = open_blob(blob, runtime=runtime)
         opened.append(blob)
     if isinstance(consensus, str):
-        url, consensus = consensus, open_consensus(consensus, runtime=runtime, readonly=readonly)
+        consensus = open_consensus(consensus, runtime=runtime, readonly=readonly)
         opened.append(consensus)
-    return Stores(blob, consensus, opened, url, readonly)
+    return Stores(blob, consensus, opened, location, readonly)
+
+
+def again(stores: Stores) -> Location:
+    """The location of the same stores for another event loop: URLs, and stores in memory, which any loop may
+    use. `Unsupported` for other instances."""
+    blob = stores.blob if isinstance(stores.blob, MemoryBlob) else stores.location.blob
+    is_memory = isinstance(stores.consensus, MemoryConsensus)
+    consensus = stores.consensus if is_memory else stores.location.consensus
+    for store in (blob, consensus):
+        if not isinstance(store, str | MemoryBlob | MemoryConsensus):
+            what = f"a {type(store).__name__} that was given as an instance has one event loop"
+            raise Unsupported(f"{what}, and a scan reads in another: give a URL, or read with batches()")
+    return Location(blob, consensus)
 
 
 def open_blob(url: str, *, runtime: Runtime = SYSTEM) -> Blob:

@@ -14,7 +14,7 @@ from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates.inputs import own_copy
 from aiopersist.data.updates.updates import polars_frame
 from aiopersist.read.query import Columns
-from aiopersist.read.snapshot import Snapshot, contents_of, count_of, pandas_frame
+from aiopersist.read.snapshot import Snapshot, contents_of, count_of, entries_scan, pandas_frame
 from aiopersist.read.tagged import check_alone
 from aiopersist.table.open import NotCreated, OpenTable, OpenTables, has_failed, until_created
 from aiopersist.table.ranges import condition
@@ -176,6 +176,23 @@ class TableReads(Resource, Generic[K, V]):
         rows, table = await self.to_arrow(*args, **filters), await self._existing()
         return await pandas_frame(rows, self._tables.shards.stack, None if table is None else table.shard.id)
 
+    async def scan(self, as_of: int | datetime | None = None, *, flat: bool = True) -> "pl.LazyFrame":
+        """The entries as of one moment (now, or `as_of`) as a lazy frame of polars, for queries of polars and
+        DuckDB, as `Snapshot.scan` gives it, without `diff`. A snapshot keeps them readable as long as there
+        is this frame, or one that was made of it, and the table is open; after that `InvalidUsage` of kind
+        `CLOSED`. Meanwhile the blobs of that version stay."""
+        snapshot = await self._open_snapshot(as_of)
+        if snapshot is None:
+            await self._tables.shards.stack.imported("polars", "aiopersist.read.scan")
+            from aiopersist.read.scan import lazy_frame
+
+            return lazy_frame(self.schema, lambda where: iter(()), flat=flat, diff=False)
+        try:
+            return await entries_scan(snapshot, flat)
+        except BaseException:
+            await snapshot.aclose()
+            raise
+
     def _key_texts(self, *keys: K) -> list[str]:
         return self._table_schema.key_texts(keys) if keys else []
 
@@ -232,29 +249,34 @@ class TableReads(Resource, Generic[K, V]):
     async def _snapshot(
         self, as_of: int | datetime | None, tag: str | None = None
     ) -> AsyncIterator[Snapshot[K, V] | None]:
+        """`_open_snapshot`, closed at the end."""
+        snapshot = await self._open_snapshot(as_of, tag)
+        if snapshot is None:
+            yield None
+            return
+        async with snapshot:
+            yield snapshot
+
+    async def _open_snapshot(
+        self, as_of: int | datetime | None, tag: str | None = None
+    ) -> Snapshot[K, V] | None:
         """A snapshot now, or at `as_of`, or of `tag`; `None` if the table was empty until then."""
         if tag is not None:
             check_alone(as_of)
             if (table := await self._existing()) is None:
                 raise UnknownTag(tag)
-            async with await table.reading.tagged(tag) as snapshot:
-                yield snapshot
-            return
+            return await table.reading.tagged(tag)
         is_over = as_of is None
         while (table := await self._existing()) is None:
             if as_of is None or is_over:
-                yield None
-                return
+                return None
             is_over = await self._tables.passed(as_of)
         try:
-            snapshot = await table.reading.snapshot(as_of, wait=True)
+            return await table.reading.snapshot(as_of, wait=True)
         except NotReadable as error:
             if error.as_of is not None:
                 raise
-            yield None
-            return
-        async with snapshot:
-            yield snapshot
+            return None
 
     async def aclose(self) -> None:
         """Close the handle; the last handle closes the view. Idempotent."""

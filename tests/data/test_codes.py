@@ -1,6 +1,7 @@
 """Rows ordered by codes: texts of any bytes, columns in pieces, sizes, and the parts of one run."""
 
 import random
+import threading
 from itertools import pairwise
 from typing import Any
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import aiopersist as ap
+from aiopersist.data.lazy import avoid_polars, avoids_polars
 from aiopersist.data.types.schema import Schema
 from aiopersist.data.updates import codes
 from aiopersist.data.updates.assemble import whole
@@ -134,3 +136,28 @@ async def test_a_table_of_several_parts_is_one_run() -> None:
         assert (batch.parts, batch.runs) == (2, 1)
         async with small.reader("t") as reader, reader.snapshot() as snapshot:
             assert (await snapshot.to_arrow()).column("key").to_pylist() == sorted(keys)
+
+
+@pytest.mark.parametrize("element", [pa.int64(), pa.float64(), pa.string(), pa.list_(pa.int16())], ids=str)
+def test_lists_have_the_same_order_without_polars(element: pa.DataType) -> None:
+    """A thread that serves polars may not call it."""
+    values = {"int64": [1, -1, None], "double": [float("nan"), 0.5, None], "string": ["", "b", None]}
+    dice = random.Random(str(element))
+    pool = values.get(str(element), [[], [1], [1, 2], None])
+    lists = [None if dice.random() < 0.1 else dice.choices(pool, k=dice.randrange(4)) for _ in range(300)]
+    column = pa.array(lists, pa.list_(element))
+    ways: list[Any] = []
+
+    def without_polars() -> None:
+        avoid_polars()
+        assert avoids_polars()
+        ways.append(codes.ordered([column], len(lists)))
+
+    thread = threading.Thread(target=without_polars)
+    thread.start()
+    thread.join()
+    assert not avoids_polars()
+    order, same = codes.ordered([column], len(lists))
+    assert list(ways[0][1]) == list(same)
+    mine, its = (str(column.take(pa.array(rows)).to_pylist()) for rows in (ways[0][0], order))
+    assert mine == its

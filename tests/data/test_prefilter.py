@@ -43,7 +43,7 @@ def shard_of(t: Any) -> ap.Schema[Any, Any, Any]:
 def rows_of(t: Any, values: list[Any]) -> pa.Table:
     vals = pa.StructArray.from_arrays([pa.array(values, t)], fields=[pa.field("x", t)])
     numbers = pa.array(range(len(values)), pa.int64())
-    return pa.table({"key": numbers, "val": vals, "time": numbers})
+    return pa.table({"key": numbers, "val": vals, "time": numbers, "diff": numbers})
 
 
 @st.composite

@@ -18,8 +18,9 @@ from functools import partial
 from typing import Any
 
 from aiopersist.data.arrays import integer_of
-from aiopersist.data.lazy import np, pa, pc, pl
+from aiopersist.data.lazy import avoids_polars, np, pa, pc, pl
 from aiopersist.data.updates.assemble import column_of, numbers
+from aiopersist.data.updates.order import row_keys
 
 Array = Any
 Codes = Any  # a numpy array of integers or bools
@@ -214,6 +215,10 @@ def _ranked(leaf: Array) -> Code:
         if not pa.types.is_list(column.type):
             rank = pc.rank(column, sort_keys="ascending", tiebreaker="dense")
             return numbers(rank)
+        if avoids_polars():
+            keys = row_keys(pa.table({"v": column}), ["v"])
+            ranks = {key: number for number, key in enumerate(sorted(set(keys)))}
+            return np.array([ranks[key] for key in keys], np.int64)
         frame = pl.DataFrame({"v": pl.from_arrow(column)}).with_row_index("row").sort("v", nulls_last=False)
         order = frame["row"].to_numpy()
         differs = frame["v"].ne_missing(frame["v"].shift(1)).to_numpy()
