@@ -28,6 +28,8 @@ MODULES = {
     "tag": "tags",
     "tags": "tags",
     "untag": "tags",
+    "publish": "publish",
+    "unpublish": "publish",
     "subscriptions": "admin",
     "forget": "admin",
     "release": "release",

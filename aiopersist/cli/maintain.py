@@ -12,6 +12,7 @@ import typer
 
 from aiopersist.base.runtime import SYSTEM
 from aiopersist.cli.command import Interrupted, Invocation, Problems
+from aiopersist.cli.publish import RepeatedPublications
 from aiopersist.cli.shown import counted, shown_bytes
 from aiopersist.client.client import Client
 from aiopersist.maintenance.rounds import MaintenanceRound
@@ -24,11 +25,18 @@ async def maintain(
     sweep_every_s: Annotated[
         float, typer.Option(min=0.0, help="Seconds between two sweeps of leaked blobs.")
     ] = 3600.0,
+    publish: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SHARD=EVERY", help="Publish a shard as an Iceberg table: stock=10min."),
+    ] = None,
 ) -> None:
     """Maintain all shards of a location: compact, collect garbage, apply retention, sweep leaked blobs."""
+    publications = RepeatedPublications.of(publish)
     async with run.writing() as client:
         work = asyncio.create_task(
-            _once(client, run) if once else _rounds(client, run, every_s, sweep_every_s)
+            _once(client, run, publications)
+            if once
+            else _rounds(client, run, every_s, sweep_every_s, publications)
         )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -42,14 +50,19 @@ async def maintain(
             work.result()
 
 
-async def _once(client: Client, run: Invocation) -> None:
+async def _once(client: Client, run: Invocation, publications: RepeatedPublications) -> None:
     done = await _round(client, run)
     await _sweep(client, run)
+    failed = await publications.publish_due(client, run)
     if done.failures:
         raise Problems(f"{len(done.failures)} of {done.shards} shards could not be maintained")
+    if failed:
+        raise Problems(f"not published: {', '.join(map(repr, failed))}")
 
 
-async def _rounds(client: Client, run: Invocation, every_s: float, sweep_every_s: float) -> None:
+async def _rounds(
+    client: Client, run: Invocation, every_s: float, sweep_every_s: float, publications: RepeatedPublications
+) -> None:
     loop = asyncio.get_running_loop()
     next_sweep = loop.time()
     while True:
@@ -58,6 +71,7 @@ async def _rounds(client: Client, run: Invocation, every_s: float, sweep_every_s
             if loop.time() >= next_sweep:
                 next_sweep = loop.time() + sweep_every_s
                 await _sweep(client, run)
+            await publications.publish_due(client, run)
         except Exception as error:  # the next round maintains the rest
             reason = f"{type(error).__name__}: {error}"
             run.tell_one({"done": "cut off", "error": reason}, f"a round failed: {reason}")

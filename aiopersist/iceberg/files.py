@@ -33,6 +33,7 @@ def deletes_file(uri: str, positions: Positions) -> bytes:
         use_dictionary=["file_path"],
         column_encoding={"pos": "DELTA_BINARY_PACKED"},
         store_schema=False,
+        write_statistics=False,  # they would have the path six times; its bounds are in the manifest
     )
     data: bytes = sink.getvalue().to_pybytes()
     return data

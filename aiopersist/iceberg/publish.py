@@ -111,7 +111,7 @@ class _Publisher:
 
     async def run(self, as_of: Time | datetime | None) -> Published:
         """All steps, again after another publication of the shard came first."""
-        async with self.reader.snapshot(as_of) as source:
+        async with self.reader.snapshot(as_of, wait=False) as source:
             time = source.as_of
         for _ in range(TRIES):
             base = await self.folder.newest()

@@ -1,5 +1,6 @@
 """Published tables, as other programs read them."""
 
+import asyncio
 import math
 import os
 import re
@@ -55,7 +56,7 @@ def of_arrow(table: pa.Table) -> Rows:
 async def contents(client: ap.Client, name: str = "t", as_of: Any = None) -> Rows:
     """What the library reads."""
     async with client.reader(name) as r, r.snapshot(as_of) as snapshot:
-        return of_arrow(await snapshot.to_arrow())
+        return await asyncio.to_thread(of_arrow, await snapshot.to_arrow())
 
 
 def static_table(metadata: str, **properties: str) -> StaticTable:
