@@ -78,8 +78,8 @@ class RepeatedPublications:
             except Exception as error:  # the others are published; this one the next time
                 reason = f"{type(error).__name__}: {error}"
                 failed.append(shard)
-                told = {"done": "publication", "shard": shard, "error": reason}
-                run.tell_one(told, f"{shard} could not be published: {reason}")
+                result = {"done": "publication", "shard": shard, "error": reason}
+                run.tell_one(result, f"{shard} could not be published: {reason}")
             else:
                 if published.bytes_written:
                     _tell(run, published)
