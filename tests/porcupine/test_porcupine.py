@@ -1,8 +1,8 @@
 """Goal: our own checkers are not the only judges. Porcupine takes for right what they take for right, and
 refuses wrong ones: histories by hand, histories with one read changed, games with a planted bug.
 
-`python -m tests.porcupine.test_porcupine` plays worlds with each bug of `tests/worlds/planted`, or with those
-that it is told, and prints how many it took until our checkers, and until Porcupine, saw the bug."""
+`python -m tests.porcupine.test_porcupine` plays brief games with each bug of `tests/worlds/planted`, or with
+those that it is told, and prints how many it took until our checkers, and until Porcupine, saw the bug."""
 
 import logging
 import os
@@ -26,7 +26,7 @@ from tests.table.history import Op, Run
 from tests.table.test_serializable import WRONG, X, Y, Z, op, setup, updates
 from tests.table.versions import Updates
 from tests.worlds.everything import MORE_FROM, PLAYERS, play
-from tests.worlds.planted.search import BUGS, TURNS_MAX, roles_of
+from tests.worlds.planted.search import BUGS, roles_of
 
 pytestmark = pytest.mark.slow
 GAMES, WORLDS = (4, 2) if QUICK else (8, 4)
@@ -38,6 +38,12 @@ INVISIBLE = {
 }
 QUICKLY = (test_planted.a_write_skew, test_planted.a_phantom, test_planted.a_stale_get)
 PLANTED = [pytest.param(bug, marks=() if bug in QUICKLY else pytest.mark.long) for bug in test_planted.BUGS]
+IN_COMMITS = (
+    "a_version_is_never_ours",
+    "a_statement_for_each_shard",
+    "an_append_that_came_late_is_told_as_done",
+    "an_append_without_an_answer_begins_anew",
+)
 INF = float("inf")
 
 
@@ -205,6 +211,10 @@ def games(bug: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
         yield partial(played, seed, planted.play)
 
 
+def brief_games() -> Iterator[Callable[[], Any]]:
+    return (partial(game.play_brief, seed) for seed in range(test_planted.SEEDS))
+
+
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.__name__)
 def test_it_sees_what_is_planted(
     bug: Callable[..., Any], judge: Path, file: Path, monkeypatch: pytest.MonkeyPatch
@@ -215,17 +225,26 @@ def test_it_sees_what_is_planted(
     print(theirs, said[:600])
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", IN_COMMITS)
+def test_it_sees_what_is_planted_in_commits(
+    name: str, judge: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    BUGS[name].plant(monkeypatch)
+    _, theirs, said = search(judge, file, brief_games())
+    assert theirs is not None
+    print(theirs, said[:600])
+
+
 def main(names: list[str]) -> None:
     logging.disable(logging.CRITICAL)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         judge, file = built(Path(folder)), Path(folder, "histories")
         patch.setenv(HISTORIES, str(file))
-        patch.setattr("aiopersist.testing.simulation.loop.TURNS_MAX", TURNS_MAX)
         for name in names or BUGS:
             with pytest.MonkeyPatch.context() as planted:
                 BUGS[name].plant(planted)
-                plays = (partial(play, seed) for seed in islice(worlds(), MANY))
-                print(f"| {name} | {search(judge, file, plays)} |", flush=True)
+                print(f"| {name} | {search(judge, file, brief_games())} |", flush=True)
 
 
 if __name__ == "__main__":
