@@ -42,7 +42,6 @@ from aiopersist.read.tagged import read_tag
 from aiopersist.shard.log import consensus_key, load, read_rollup
 from aiopersist.shard.shard import Shard
 from aiopersist.state.model import HollowBatch, State
-from aiopersist.state.names import current_parts
 from aiopersist.state.record import HollowPart
 from aiopersist.state.streams import Arrangement, TraceBatch
 
@@ -99,11 +98,12 @@ class _CheckedRun(NamedTuple):
 async def _checked(shard: Shard, state: State) -> FsckReport:
     problems = [problem async for problem in _history(shard, state)]
     runs = [*_runs_of_shard(state), *_runs_of_streams(state)]
-    current = current_parts(state)
+    checked = set().union(*map(_ids, runs))
     async for name, contents, faults in _tags(shard, state):
         problems += faults
         kept = () if contents is None else _runs_of_shard(contents, f" of tag {name!r}")
-        runs += [run for run in kept if not current.issuperset(part.key for part in run.parts)]
+        runs += (new := [run for run in kept if not checked.issuperset(_ids(run))])
+        checked.update(*map(_ids, new))
     problems += _wrong_counts(state)
     parts = updates = 0
     with progress("fsck", sum(part.rows for run in runs for part in run.parts), "rows") as step:
@@ -113,6 +113,11 @@ async def _checked(shard: Shard, state: State) -> FsckReport:
                 parts, updates = parts + 1, updates + rows
             step.advance(part.rows)
     return FsckReport(shard_id=shard.id, problems=problems, parts=parts, updates=updates)
+
+
+def _ids(run: _CheckedRun) -> set[str]:
+    """What its parts are known by: many tags have the same ones."""
+    return {part.key or part.checksum for part in run.parts}
 
 
 def _runs_of_shard(state: State, of: str = "") -> Iterator[_CheckedRun]:
