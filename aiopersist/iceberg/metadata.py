@@ -26,12 +26,13 @@ class BaseVersion(NamedTuple):
     table: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(cls, version: int, data: bytes | None, shard: str) -> Self:
-        """The version with these bytes. A table of another shard, which had the same name, or of a program
-        that is not this library, only has a number."""
+    def of(cls, version: int, data: bytes | None, shard: str, location: str) -> Self:
+        """The version with these bytes. A table of another shard, which had the same name, of a folder that
+        was moved, or of a program that is not this library, only has a number."""
         try:
             table = loads(data or b"null")
-            ours = table["properties"][SHARD] == shard and isinstance(table["snapshots"], list)
+            is_own = (table["properties"][SHARD], table["location"]) == (shard, location)
+            ours = is_own and isinstance(table["snapshots"], list)
         except (ValueError, LookupError, TypeError):
             ours = False
         return cls(version, table if ours else None)

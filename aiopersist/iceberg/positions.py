@@ -9,15 +9,18 @@ differences, by ranges of keys.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, TypeVar
 
 from aiopersist.base.errors import NegativeMultiplicity
 from aiopersist.base.frontier import Time
+from aiopersist.base.resource import run_bounded
 from aiopersist.data.jsonable import to_json
 from aiopersist.data.lazy import np, pa, pc
 from aiopersist.data.part.keys import at_or_beyond, has_conditions
@@ -100,65 +103,46 @@ class Deletions:
             split = await self._run(span)
             if split is not None:
                 spans += [replace(span, lower=split), replace(span, upper=split)]
-        return {key: await self._compute(_joined, positions) for key, positions in self._positions.items()}
+        return {key: await self.compute(_joined, positions) for key, positions in self._positions.items()}
 
     async def _run(self, span: KeySpan) -> Any:
         """Delete in a span; or do nothing and return the key at which to divide it."""
-        collected = await self._differences(span)
-        if isinstance(collected, pa.Scalar):
-            return collected
-        sums, deleted = collected
-        for key, positions in deleted:
+        differences = _Differences(self, span.condition)
+        await self._of_parts(differences.add)
+        if differences.split is not None:
+            return differences.split
+        sums = await differences.summed()
+        for key, positions in differences.hidden:
             self._positions[key].append(positions)
-        copies = await self._compute(_above_zero, sums)
+        copies = await self.compute(_above_zero, sums)
         if copies.num_rows:
             await self.missing(copies)
-        surplus = await self._compute(Surplus.of, sums)
+        surplus = await self.compute(Surplus.of, sums)
         if surplus is not None:
-            await self._delete(surplus)
+            await self._of_parts(partial(self._delete, surplus, asyncio.Lock()))
+            if surplus.first_needed() is not None:
+                raise await self.compute(_negative, surplus, self.fetch)
         return None
 
-    async def _differences(self, span: KeySpan) -> Any:
-        """The sums of the differences in a span, and the hidden positions; or a key."""
-        schema, condition = self.fetch.schema, span.condition
-        inline = [named for named in self.parts if named[1].key is None]
-        seen = await self.fetch.table(inline, Selection(as_of=self.as_of, where=condition), self.reader)
-        tables, size, limit = [seen.select(["key", "val", "diff"])], 0, self.limit
-        deleted: list[tuple[str, Positions]] = []
-        for named in self.parts:
-            part, dirty = named[1], Dirty.of(named, self.as_of)
-            if part.key is None or (dirty is not None and not dirty.may_be_in(part.stats)):
-                continue
-            async with aclosing(self._placed(named, dirty, condition)) as placed_tables:
-                async for table in placed_tables:
-                    positions, rows = await self._compute(_hidden_and_differences, table, part, self.as_of)
-                    deleted.append((part.key, positions))
-                    tables.append(rows)
-                    size += rows.nbytes
-                    if size > limit:
-                        tables = [await self._compute(summed, tables, schema)]
-                        size = tables[0].nbytes
-                        split = await self._compute(_middle, tables[0]) if size > self.limit // 2 else None
-                        if split is not None:
-                            return split
-                        limit = max(self.limit, 2 * size)
-        return await self._compute(summed, tables, schema), deleted
+    async def _of_parts(self, work: Callable[[Named, str], Awaitable[None]]) -> None:
+        """Do the work for each part in a blob, for some at once."""
+        jobs = [partial(work, named, named[1].key) for named in self.parts if named[1].key is not None]
+        await run_bounded(self.fetch.stack.settings.fetch_max_outstanding_parts, jobs)
 
-    async def _delete(self, surplus: Surplus) -> None:
-        """Delete copies that are too many, wherever they are."""
-        for named in self.parts:
-            part = named[1]
-            if part.key is None or not await self._compute(surplus.keys.may_be_in, part.stats):
-                continue
-            async with aclosing(self._placed(named, surplus.keys, None)) as placed_tables:
-                async for table in placed_tables:
-                    positions = await self._compute(_surplus_positions, table, part, self.as_of, surplus)
-                    self._positions[part.key].append(positions)
-                    if surplus.first_needed is None:
-                        return
-        raise await self._compute(_negative, surplus, self.fetch)
+    async def _delete(self, surplus: Surplus, turn: asyncio.Lock, named: Named, key: str) -> None:
+        """Delete copies that are too many, as far as this part has them."""
+        part = named[1]
+        if surplus.first_needed() is None or not await self.compute(surplus.keys.may_be_in, part.stats):
+            return
+        async with aclosing(self.placed(named, surplus.keys, None)) as tables:
+            async for table in tables:
+                async with turn:
+                    positions = await self.compute(_surplus_positions, table, part, self.as_of, surplus)
+                self._positions[key].append(positions)
+                if surplus.first_needed() is None:
+                    return
 
-    async def _placed(self, named: Named, chooser: Any, condition: Any) -> AsyncGenerator[pa.Table, None]:
+    async def placed(self, named: Named, chooser: Any, condition: Any) -> AsyncGenerator[pa.Table, None]:
         """The rows of a part with their positions, row group by row group: those for which the condition is
         true, of row groups whose statistics the `chooser` does not exclude."""
         part, fetch = named[1], self.fetch
@@ -169,7 +153,7 @@ class Deletions:
             async for index, offset, data, numbers in ranges:
                 firsts = list(accumulate((group.rows for group in index.row_groups), initial=0))
                 for number in numbers:
-                    yield await self._compute(
+                    yield await self.compute(
                         _decoded,
                         index,
                         (offset, data),
@@ -180,8 +164,61 @@ class Deletions:
                         condition,
                     )
 
-    async def _compute(self, work: Callable[..., T], *args: Any) -> T:
+    async def compute(self, work: Callable[..., T], *args: Any) -> T:
+        """The result of the work, on a worker thread."""
         return await self.fetch.stack.compute(work, *args)
+
+
+@dataclass(eq=False)
+class _Differences:
+    """Gathers the hidden positions and the differences of parts, in rows for which a condition is true."""
+
+    deletions: Deletions
+    condition: Any
+    hidden: list[tuple[str, Positions]] = field(default_factory=list)
+    """By blob key."""
+    split: Any = None
+    """The key at which to divide the rows, once their differences need too much memory."""
+    _tables: list[pa.Table] = field(default_factory=list)
+    _bytes: int = 0
+    _bytes_max: int = 0
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def add(self, named: Named, key: str) -> None:
+        """Look at a part, unless it is clean."""
+        deletions, part = self.deletions, named[1]
+        dirty = Dirty.of(named, deletions.as_of)
+        if dirty is not None and not dirty.may_be_in(part.stats):
+            return
+        async with aclosing(deletions.placed(named, dirty, self.condition)) as tables:
+            async for table in tables:
+                work = _hidden_and_differences, table, part, deletions.as_of
+                positions, rows = await deletions.compute(*work)
+                self.hidden.append((key, positions))
+                async with self._turn:
+                    await self._add(rows)
+                if self.split is not None:
+                    return
+
+    async def summed(self) -> pa.Table:
+        """The sums of all differences, also of inline parts."""
+        deletions = self.deletions
+        inline = [named for named in deletions.parts if named[1].key is None]
+        selection = Selection(as_of=deletions.as_of, where=self.condition)
+        seen = await deletions.fetch.table(inline, selection, deletions.reader)
+        tables = [*self._tables, seen.select(["key", "val", "diff"])]
+        return await deletions.compute(summed, tables, deletions.fetch.schema)
+
+    async def _add(self, rows: pa.Table) -> None:
+        compute, limit = self.deletions.compute, self.deletions.limit
+        self._tables.append(rows)
+        self._bytes += rows.nbytes
+        if self._bytes > max(limit, self._bytes_max):
+            sums = await compute(summed, self._tables, self.deletions.fetch.schema)
+            self._tables, self._bytes = [sums], sums.nbytes
+            self._bytes_max = 2 * self._bytes
+            if self._bytes > limit // 2:
+                self.split = await compute(_middle, sums)
 
 
 def _decoded(
@@ -228,7 +265,7 @@ def _joined(positions: list[Positions]) -> Positions:
 
 
 def _negative(surplus: Surplus, fetch: Fetch) -> NegativeMultiplicity:
-    row = surplus.first_needed
+    row = surplus.first_needed()
     assert row is not None
     key, val = (to_json(surplus.rows.column(name)[row]) for name in ("key", "val"))
     return NegativeMultiplicity(key, val, shard_id=fetch.shard.id)

@@ -10,7 +10,8 @@ next publication deletes. Nothing that a listed snapshot names is ever changed.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from json import dumps, loads
@@ -23,7 +24,7 @@ from aiopersist.data.lazy import PARQUET
 from aiopersist.iceberg import metadata
 from aiopersist.iceberg.manifests import manifest_list
 from aiopersist.iceberg.metadata import BaseVersion, TableSchemas
-from aiopersist.iceberg.pins import held, hold, pin_of, release
+from aiopersist.iceberg.pins import Pins
 from aiopersist.iceberg.table_folder import HINT, TableFolder, label_and_id, newest_of, superseded, version_in
 from aiopersist.iceberg.write import ShardSchemas, SnapshotWriter, WrittenSnapshot
 from aiopersist.maintenance.background import Maintenance
@@ -89,7 +90,8 @@ async def unpublish(shards: Shards, name: str) -> int:
     await folder.remove([file for file in files if file == HINT or version_in(file) is not None])
     await folder.remove(files)
     if shard is not None:
-        await release(shard, await held(shard))
+        pins = Pins(shard, folder.name)
+        await pins.release(await pins.held())
     return len(files)
 
 
@@ -108,6 +110,10 @@ class _Publisher:
     table: TableSchemas
     bytes: int = 0
     """That were written."""
+
+    @property
+    def pins(self) -> Pins:
+        return Pins(self.shard, self.folder.name)
 
     async def run(self, as_of: Time | datetime | None) -> Published:
         """All steps, again after another publication of the shard came first."""
@@ -136,28 +142,34 @@ class _Publisher:
         newest = base.newest
         if newest is None or _time_of(newest) != time or newest["schema-id"] != self.schemas.numbers[-1]:
             return False
-        return newest["snapshot-id"] in {pinned for _, pinned in (await held(self.shard)).values()}
+        return newest["snapshot-id"] in {pinned for _, pinned in (await self.pins.held()).values()}
 
     async def _written(self, label: int, time: Time) -> WrittenSnapshot:
         """Pin the shard, and write the files of a snapshot."""
         snapshot_id = self.shard.stack.runtime.uuid().int % 2**ID_BITS
-        try:
-            pin = pin_of(label, snapshot_id)
-            await hold(self.shards, self.maintenance, self.shard, pin, time)
+        async with self._undoing(label, snapshot_id):
+            pin = self.pins.name(label, snapshot_id)
+            await self.pins.hold(self.shards, self.maintenance, pin, time)
             async with self.reader.snapshot(tag=pin) as source:
                 written = await SnapshotWriter(self.folder, source, self.schemas, snapshot_id, label).run()
+        self.bytes += written.bytes
+        return written
+
+    @asynccontextmanager
+    async def _undoing(self, label: int, snapshot_id: int) -> AsyncIterator[None]:
+        """Undoes the snapshot, which no version names yet, if the body fails or is cancelled."""
+        try:
+            yield
         except BaseException:
             undoing = self.shard.stack.supervisor.spawn(self._undo(label, snapshot_id), "undo a publication")
             await asyncio.wait([undoing], timeout=RELEASE_DEADLINE_S)
             raise
-        self.bytes += written.bytes
-        return written
 
-    async def _undo(self, label: int, id: int) -> None:
+    async def _undo(self, label: int, snapshot_id: int) -> None:
         """Delete the files of a snapshot that no version names, and its pin."""
-        files = [file for file in await self.folder.files() if label_and_id(file) == (label, id)]
-        await self.folder.remove(files)
-        await release(self.shard, [pin_of(label, id)])
+        files = await self.folder.files()
+        await self.folder.remove([file for file in files if label_and_id(file) == (label, snapshot_id)])
+        await self.pins.release([self.pins.name(label, snapshot_id)])
 
     async def _committed(self, base: BaseVersion, written: WrittenSnapshot) -> BaseVersion | None:
         """The version after `base`, with this snapshot; `None` if there is one by somebody else."""
@@ -178,7 +190,8 @@ class _Publisher:
             now_ms=int(await stack.consensus.now() * 1000),
         )
         data = dumps(table).encode()
-        await self.folder.put(file, listed)
+        async with self._undoing(written.label, written.id):
+            await self.folder.put(file, listed)
         if not await self.folder.commit(version, data):
             return None
         self.bytes += len(listed) + len(data)
@@ -190,10 +203,8 @@ class _Publisher:
         ids = {each["snapshot-id"] for each in base.snapshots}
         if newest_of(files) == base.version:  # else its publisher does it
             await self.folder.remove(superseded(files, base.version, self.keep, ids))
-            last, pins = base.version - self.keep, await held(self.shard)
-            await release(
-                self.shard, [n for n, (label, of) in pins.items() if label <= last and of not in ids]
-            )
+            last, pins = base.version - self.keep, await self.pins.held()
+            await self.pins.release([n for n, (label, of) in pins.items() if label <= last and of not in ids])
         newest = base.newest
         assert newest is not None
         count = {name: int(newest["summary"][f"total-{name}"]) for name in _COUNTS}

@@ -89,7 +89,6 @@ class Surplus:
         negative = sums.filter(pc.less(sums.column("diff"), 0))
         return cls(negative.select(ROW), -_numbers(negative, "diff")) if negative.num_rows else None
 
-    @property
     def first_needed(self) -> int | None:
         """The first row of which copies must still be deleted; `None` if there is none."""
         rows = np.flatnonzero(self.needed)

@@ -23,7 +23,7 @@ from aiopersist.storage.blob import Blob
 
 FOLDER = "iceberg"
 HINT = "metadata/version-hint.text"
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _FILE = re.compile(r"(?:metadata|data)/(\d+)-(\d+)-[a-z0-9-]+\.(?:avro|parquet)")
 _REPARSED = re.compile(r"[#?%]")  # engines take these for more than characters of a path
 
@@ -36,6 +36,11 @@ class TableFolder:
     prefix: str
     shard: str
     """The id of the shard."""
+
+    @property
+    def name(self) -> str:
+        """The last part of the prefix."""
+        return self.prefix.rpartition("/")[2]
 
     @classmethod
     def of(cls, blob: Blob, name: str, shard: str) -> TableFolder:
@@ -77,7 +82,7 @@ class TableFolder:
         if not version:
             return BaseVersion()
         data = await self.blob.get(self.key(f"metadata/{file_of(version)}"))
-        return BaseVersion.of(version, data, self.shard)
+        return BaseVersion.of(version, data, self.shard, self.uri())
 
     async def point_to(self, version: int) -> list[str]:
         """Let the hint name the newest version, which is at least this one. Returns all files."""
@@ -98,7 +103,8 @@ def folder_of(name: str) -> str:
     """The name of the folder of a shard: its own name, or one of plain characters with a checksum."""
     if _PLAIN.fullmatch(name):
         return name
-    return f"{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')}-{sha256(name.encode()).hexdigest()[:12]}"
+    plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:60]
+    return f"{plain or 'shard'}-{sha256(name.encode()).hexdigest()[:12]}"
 
 
 def is_folder(name: str) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import aiopersist as ap
-from aiopersist.iceberg.pins import held
 from aiopersist.storage.urls import open_blob, open_consensus
 from tests.iceberg.kit import (
     SETTINGS,
@@ -23,7 +22,6 @@ from tests.iceberg.kit import (
     contents,
     own_files,
 )
-from tests.support.internals import shards_of
 
 SCHEMA: Any = ap.Schema(str, int)
 WRITES_MAX = 40
@@ -98,4 +96,4 @@ async def _check_recovery(folder: Path, expected: Rows) -> None:
         assert len(_versions(folder)) == 2
         ids = {match[1] for name in files if (match := re.search(r"/\d+-(\d+)-", name))}
         assert len(ids) == 2
-        assert len(await held(shards_of(client).at(await client.shard_id("t")))) == 2
+        assert len(await client.tags("t")) == 2

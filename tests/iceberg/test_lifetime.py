@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import aiopersist as ap
-from aiopersist.iceberg.pins import held
 from tests.iceberg.kit import SETTINGS, Rows, assert_shows, by_pyiceberg, contents, own_files, path_of
-from tests.support.internals import shards_of
 from tests.support.shards import named_parts
 
 SCHEMA: Any = ap.Schema(str, int)
@@ -80,13 +78,12 @@ async def test_expiry_frees(tmp_path: Path) -> None:
         for time in range(5):
             await replace_all(client, time)
             await client.publish("t", keep=2)
-        shard = shards_of(client).at(await client.shard_id("t"))
-        assert len(await held(shard)) == 2
+        assert len(await client.tags("t")) == 2
         await compact_and_collect(client)
         assert len(await parts(tmp_path)) > len(await named_parts(client))
         assert await client.unpublish("t") > 0
         assert own_files(tmp_path) == {}
-        assert await held(shard) == {}
+        assert await client.tags("t") == {}
         await compact_and_collect(client)
         assert await parts(tmp_path) == set(await named_parts(client))
         assert await client.unpublish("t") == 0

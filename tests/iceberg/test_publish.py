@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 import aiopersist as ap
+from aiopersist.testing.faults import Faults, FaultyBlob, Outcome
 from tests.iceberg.kit import (
     SETTINGS,
     assert_shows,
@@ -226,3 +227,50 @@ async def test_pruning_by_bounds(tmp_path: Path) -> None:
         scan = static_table(published.metadata).scan
         assert len(list(scan(row_filter="val == 3").plan_files())) == 1
         assert len(list(scan(row_filter="key >= 'k08'").plan_files())) == 2
+
+
+async def test_a_folder_that_was_moved(tmp_path: Path) -> None:
+    async with ap.open(tmp_path / "old", settings=SETTINGS, maintenance=False) as client:
+        await filled(client, [("a", 1, 1)])
+        await client.publish("t", keep=1)
+    (tmp_path / "old").rename(tmp_path / "new")
+    async with ap.open(tmp_path / "new", settings=SETTINGS, maintenance=False) as client:
+        published = await client.publish("t", keep=1)
+        assert published.bytes_written
+        assert published.metadata.startswith(f"file://{tmp_path}/new/")
+        assert len(static_table(published.metadata).metadata.snapshots) == 1
+        assert_shows(published.metadata, counted([("a", 1, 1)]))
+        assert len(await client.tags("t")) == 1
+
+
+async def test_by_name_and_by_id(tmp_path: Path) -> None:
+    async with ap.open(tmp_path, settings=SETTINGS, maintenance=False) as client:
+        await filled(client, [("a", 1, 1)])
+        by_name, by_id = await client.publish("t"), await client.publish(await client.shard_id("t"))
+        await client.unpublish(await client.shard_id("t"))
+        assert not path_of(by_id.metadata).exists()
+        await filled(client, [("b", 1, 1)], name="other")
+        for _ in range(2):
+            await client.admin.force_compaction("t")
+            await client.admin.force_gc("t")
+        assert_shows(by_name.metadata, counted([("a", 1, 1)]))
+        assert len(await client.tags("t")) == 1
+
+
+async def test_a_failed_publication_leaves_nothing(tmp_path: Path) -> None:
+    faults, inner = Faults(), ap.open_blob(f"file://{tmp_path}/blob")
+    limits = SETTINGS.model_copy(update={"retry_timeout_s": 0.0})
+    stores: dict[str, Any] = {"blob": FaultyBlob(inner, faults), "consensus": f"sqlite://{tmp_path}/state.db"}
+    async with ap.open(**stores, settings=limits, maintenance=False) as client:
+        await filled(client, [("a", 1, 2)], [("a", 1, -1), ("b", 1, 1)])
+        for done in range(4):  # the rollup of the tag, the rows of no part, a manifest, the list
+            faults.fail_next("set", Outcome.DONE, times=done)
+            faults.fail_next("set", Outcome.REFUSED)
+            with pytest.raises(ap.StorageUnavailable):
+                await client.publish("t", as_of=0)
+            faults.heal()
+            assert own_files(tmp_path) == {}
+            assert await client.tags("t") == {}
+        published = await client.publish("t")
+        assert_shows(published.metadata, counted([("a", 1, 1), ("b", 1, 1)]))
+    await inner.aclose()

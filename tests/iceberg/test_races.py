@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import aiopersist as ap
-from aiopersist.iceberg.pins import held
 from tests.iceberg.kit import SETTINGS, assert_shows, contents, static_table
-from tests.support.internals import shards_of
 
 SCHEMA: Any = ap.Schema(str, int)
 
@@ -29,7 +27,7 @@ async def test_publishers_at_once(tmp_path: Path) -> None:
         for published in all_published:
             assert_shows(published.metadata, await contents(client, as_of=published.as_of))
         assert (await client.publish("t", as_of=newest.as_of)).version == 6
-        assert len(await held(shards_of(client).at(await client.shard_id("t")))) == 6
+        assert len(await client.tags("t")) == 6
         for other in others:
             await other.aclose()
 
