@@ -1,7 +1,7 @@
 """The `aiopersist` command. It needs the extra `cli`; without it, it says what to install.
 
 Commands: `admin`, `cat`, `changes`, `copy`, `demos`, `doctor`, `dump`, `erase`, `load`, `ls`, `maintain`,
-`publish`, `release`, `serve`, `show`, `tables`, `tags`; `app` has their names. Others help them:
+`publish`, `release`, `serve`, `show`, `sql`, `tables`, `tags`; `app` has their names. Others help them:
 
 - arguments: `location`, `names`, `when`; `each` repeats a command for several shards;
 - rows from files: `files`, `ndjson`, `layout`, `texts`, `appending`; rows to files: `formats`, `written`;

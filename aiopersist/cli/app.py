@@ -18,6 +18,7 @@ MODULES = {
     "cat": "cat",
     "diff": "changes",
     "tail": "changes",
+    "sql": "sql",
     "load": "load",
     "dump": "dump",
     "get": "tables",

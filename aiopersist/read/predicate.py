@@ -58,6 +58,9 @@ def _of(node: Any, columns: Mapping[str, FlatColumn]) -> Any:
             return _of_two(left, op, right, columns)
         case {"Function": {"input": [column, *others], "function": function, **rest}} if not rest:
             return _of_function(column, others, function, columns)
+        case {"Ternary": {"truthy": {"Literal": {"Scalar": {"Null": _}}}, "falsy": inner, **rest}}:
+            # Null, or the inner condition: as DuckDB writes IN.
+            return _of(inner, columns) if rest.keys() == {"predicate"} else None
         case {"Column": str(name)} if pa.types.is_boolean(columns[name].type):
             return pc.field(*columns[name].path)
     return None
@@ -147,7 +150,17 @@ def _literals(node: Any) -> list[Any]:
     """The values of a literal list, which polars writes as the bytes of an Arrow stream."""
     match node:
         case {"Literal": {"Scalar": {"List": list(data)}}}:
-            column = pa.ipc.open_stream(bytes(data)).read_all().column(0)
-            natural = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-            return list(column.cast(natural.get(column.type, column.type)))
+            return _values(_streamed(data))
+        case {"Literal": {"Series": list(data)}}:
+            (values,) = _streamed(data)
+            return _values(values.values)
     return []
+
+
+def _streamed(data: list[int]) -> Any:
+    return pa.ipc.open_stream(bytes(data)).read_all().column(0)
+
+
+def _values(column: Any) -> list[Any]:
+    natural = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    return list(column.cast(natural.get(column.type, column.type)))

@@ -81,6 +81,13 @@ async def opened(life: AsyncExitStack) -> Scanned:
     return Scanned(scan, await scan.collect_async())
 
 
+IN_DUCKDB = (
+    pl.when(pl.col("i").is_null())
+    .then(pl.lit(None, dtype=pl.Boolean))
+    .otherwise(pl.col("i").is_in(pl.lit(pl.Series([[1, 7]]))))
+)
+
+
 @st.composite
 def predicates(draw: st.DrawFn, depth: int = 2) -> pl.Expr:
     kinds = ["compared", "among", "between", "null", "own"] + (["and", "or", "not"] * 2 if depth else [])
@@ -110,6 +117,7 @@ def predicates(draw: st.DrawFn, depth: int = 2) -> pl.Expr:
                 st.sampled_from(
                     [
                         pl.col("b"),
+                        IN_DUCKDB,
                         pl.col("s").str.starts_with("a"),
                         pl.col("s").str.len_chars() > 1,
                         pl.col("f").is_nan(),
@@ -175,6 +183,7 @@ def where_in_a_plan(predicate: pl.Expr) -> str:
         (pl.col("s").is_in(["a", "b"]), '((s == "a") or (s == "b"))'),
         (pl.col("s").str.starts_with("a"), '((s >= "a") and (s < "b"))'),
         (pl.col("b"), "b"),
+        (IN_DUCKDB, "((i == 1) or (i == 7))"),
         (FIRST & (pl.col("s").str.len_chars() > 1), "(key == 1)"),
         (FIRST & ((pl.col("i") > 7) | pl.col("b")), "(((i > 7) or b) and (key == 1))"),
         (FIRST | (pl.col("s").str.len_chars() > 1), "None"),
