@@ -8,7 +8,7 @@ rows for new ones, finds no append and no way from one snapshot to the next.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from json import dumps, loads
 from typing import Any, NamedTuple, Self
 
@@ -42,6 +42,18 @@ class BaseVersion(NamedTuple):
         """The snapshots that this library wrote, the oldest first."""
         snapshots = self.table["snapshots"] if self.table else []
         return [s for s in snapshots if AS_OF in s.get("summary", {})]
+
+    @property
+    def ids(self) -> set[int]:
+        """The ids of these snapshots."""
+        return {snapshot["snapshot-id"] for snapshot in self.snapshots}
+
+    def only(self, ids: Collection[int]) -> Self:
+        """The same version with only those of its snapshots."""
+        if self.table is None:
+            return self
+        kept = [snapshot for snapshot in self.snapshots if snapshot["snapshot-id"] in ids]
+        return self._replace(table={**self.table, "snapshots": kept})
 
     @property
     def newest(self) -> dict[str, Any] | None:

@@ -86,13 +86,18 @@ async def unpublish(shards: Shards, name: str) -> int:
     except UnknownShard:
         shard = None
     folder = TableFolder.of(shards.stack.blob.uncached, name, "")
-    files = await folder.files()
-    await folder.remove([file for file in files if file == HINT or version_in(file) is not None])
-    await folder.remove(files)
-    if shard is not None:
-        pins = Pins(shard, folder.name)
-        await pins.release(await pins.held())
-    return len(files)
+    count = 0
+    while True:
+        files = await folder.files()
+        await folder.remove([file for file in files if file == HINT or version_in(file) is not None])
+        await folder.remove(files)
+        pins = None if shard is None else Pins(shard, folder.name)
+        names = await pins.held() if pins else {}
+        if pins:
+            await pins.release(names)
+        count += len(files)
+        if not files and not names:  # else a publisher may be about to commit
+            return count
 
 
 @dataclass(eq=False)
@@ -120,29 +125,32 @@ class _Publisher:
         async with self.reader.snapshot(as_of, wait=False) as source:
             time = source.as_of
         for _ in range(TRIES):
-            base = await self.folder.newest()
-            if await self._shows(base, time):
+            base = await self._base()
+            if self._shows(base, time):
                 return await self._finished(base)
             written = await self._written(base.version + 1, time)
             version = await self._committed(base, written)
             if version is None:
-                base = await self.folder.newest()
+                base = await self._base()
                 if as_of is None and _is_at_least(base, time):
                     await self._undo(written.label, written.id)
                     return await self._finished(base)
                 if base.version == written.label:  # else others may have deleted our files
                     version = await self._committed(base, written)
             if version is not None:
-                return await self._finished(version)
+                return await self._finished(version, written)
             await self._undo(written.label, written.id)
         raise Conflict([(self.name, "publication")], shard_id=self.shard.id)
 
-    async def _shows(self, base: BaseVersion, time: Time) -> bool:
-        """Whether a version shows this time, by the newest schema, and is pinned."""
-        newest = base.newest
-        if newest is None or _time_of(newest) != time or newest["schema-id"] != self.schemas.numbers[-1]:
-            return False
-        return newest["snapshot-id"] in {pinned for _, pinned in (await self.pins.held()).values()}
+    async def _base(self) -> BaseVersion:
+        """The newest version, with the snapshots that are pinned: somebody may have dropped a tag."""
+        base = await self.folder.newest()
+        return base.only(_ids(await self.pins.held())) if base.snapshots else base
+
+    def _shows(self, base: BaseVersion, time: Time) -> bool:
+        """Whether a version shows this time, by the newest schema."""
+        newest, schema_id = base.newest, self.schemas.numbers[-1]
+        return newest is not None and _time_of(newest) == time and newest["schema-id"] == schema_id
 
     async def _written(self, label: int, time: Time) -> WrittenSnapshot:
         """Pin the shard, and write the files of a snapshot."""
@@ -197,13 +205,15 @@ class _Publisher:
         self.bytes += len(listed) + len(data)
         return BaseVersion(version, table)
 
-    async def _finished(self, base: BaseVersion) -> Published:
-        """Point to a version that is committed, and delete what no version needs."""
-        files = await self.folder.point_to(base.version)
-        ids = {each["snapshot-id"] for each in base.snapshots}
-        if newest_of(files) == base.version:  # else its publisher does it
-            await self.folder.remove(superseded(files, base.version, self.keep, ids))
-            last, pins = base.version - self.keep, await self.pins.held()
+    async def _finished(self, base: BaseVersion, written: WrittenSnapshot | None = None) -> Published:
+        """Point to a version that is committed, and delete what no version needs. `written`: this call has
+        committed it."""
+        files, pins = await self.folder.point_to(base.version), await self.pins.held()
+        if written is not None and not (written.is_in(files) and base.ids <= _ids(pins)):
+            await self._check_superseded(base, written)
+        elif newest_of(files) == base.version:  # else its publisher does it
+            await self.folder.remove(superseded(files, base.version, self.keep, base.ids))
+            last, ids = base.version - self.keep, base.ids
             await self.pins.release([n for n, (label, of) in pins.items() if label <= last and of not in ids])
         newest = base.newest
         assert newest is not None
@@ -219,6 +229,21 @@ class _Publisher:
             data_files=count["data-files"],
             bytes_written=self.bytes,
         )
+
+    async def _check_superseded(self, base: BaseVersion, written: WrittenSnapshot) -> None:
+        """For a version that misses files or pins: another publisher has superseded it, or an `unpublish` has
+        begun before it was committed. Then `Conflict`, without the version."""
+        files = await self.folder.files()
+        if newest_of(files) > base.version:
+            return
+        await self.folder.remove([file for file in files if file == HINT or version_in(file) == base.version])
+        await self._undo(written.label, written.id)
+        raise Conflict([(self.name, "publication")], shard_id=self.shard.id)
+
+
+def _ids(pins: Mapping[str, tuple[int, int]]) -> set[int]:
+    """The ids of the pinned snapshots."""
+    return {snapshot_id for _, snapshot_id in pins.values()}
 
 
 _COUNTS = ("records", "position-deletes", "data-files")

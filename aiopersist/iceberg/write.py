@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from aiopersist.iceberg.manifests import DATA, DELETES, ListedFile, ListedManife
 from aiopersist.iceberg.metadata import TableSchemas
 from aiopersist.iceberg.positions import Deletions
 from aiopersist.iceberg.surplus import ROW, Positions
-from aiopersist.iceberg.table_folder import TableFolder
+from aiopersist.iceberg.table_folder import TableFolder, label_and_id
 from aiopersist.iceberg.types import Ids, leaves, name_mapping, schema_json
 from aiopersist.read.snapshot import Snapshot
 from aiopersist.shard.shard import Shard
@@ -59,8 +59,15 @@ class WrittenSnapshot(NamedTuple):
     label: int
     as_of: Time
     manifests: Sequence[ListedManifest]
-    bytes: int
+    files: int
     """That were written."""
+    bytes: int
+    """Of these files."""
+
+    def is_in(self, files: Iterable[str]) -> bool:
+        """Whether all its files are among these, and the list of its manifests, too."""
+        own = sum(label_and_id(file) == (self.label, self.id) for file in files)
+        return own > self.files
 
     @property
     def counts(self) -> dict[str, int]:
@@ -86,6 +93,7 @@ class SnapshotWriter:
     schemas: ShardSchemas
     id: int
     label: int
+    _files: int = 0
     _bytes: int = 0
     _tail: list[ListedFile] = field(default_factory=list)
 
@@ -99,7 +107,7 @@ class SnapshotWriter:
         data = await self.source._fetch.stack.compute(self._data_files, list(live.values()))
         contents = ((DATA, [*data, *self._tail]), (DELETES, deletes))
         manifests = [await self._manifest(content, files) for content, files in contents if files]
-        return WrittenSnapshot(self.id, self.label, self.source.as_of, manifests, self._bytes)
+        return WrittenSnapshot(self.id, self.label, self.source.as_of, manifests, self._files, self._bytes)
 
     async def _deletions(self) -> Mapping[str, Positions]:
         """The deleted positions by blob key. Writes the rows of no part meanwhile."""
@@ -147,5 +155,6 @@ class SnapshotWriter:
 
     async def _put(self, file: str, data: bytes) -> str:
         await self.folder.put(file, data)
+        self._files += 1
         self._bytes += len(data)
         return self.folder.uri(file)

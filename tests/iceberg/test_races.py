@@ -1,11 +1,16 @@
 """Goal: of several publishers each shows the contents at or after its call, and no version is lost."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import aiopersist as ap
-from tests.iceberg.kit import SETTINGS, assert_shows, contents, static_table
+from aiopersist.storage.blob import Blob
+from aiopersist.storage.wrapper import WrappedBlob
+from tests.iceberg.kit import SETTINGS, assert_shows, contents, own_files, static_table
 
 SCHEMA: Any = ap.Schema(str, int)
 
@@ -43,3 +48,58 @@ async def test_a_newer_publication_is_enough(tmp_path: Path) -> None:
             assert_shows(each.metadata, await contents(client))
         for other in others:
             await other.aclose()
+
+
+class Interrupting(WrappedBlob):
+    """Does something else at the next commit of a publication."""
+
+    def __init__(self, inner: Blob) -> None:
+        super().__init__(inner)
+        self.work: Callable[[], Awaitable[object]] | None = None
+
+    async def create(self, key: str, data: bytes) -> bool:
+        work, self.work = self.work, None
+        if work is not None:
+            await work()
+        return await super().create(key, data)
+
+
+@pytest.mark.parametrize("before", [0, 2], ids=["first", "third"])
+async def test_an_unpublish_before_the_commit(tmp_path: Path, before: int) -> None:
+    """Either ends the publication, or does not touch it: no version lacks files."""
+    blob = Interrupting(ap.open_blob(f"file://{tmp_path}/blob"))
+    consensus = f"sqlite://{tmp_path}/state.db"
+    async with (
+        ap.open(blob=blob, consensus=consensus, settings=SETTINGS, maintenance=False) as client,
+        ap.open(tmp_path, settings=SETTINGS, maintenance=False) as other,
+    ):
+        table = client.table("t", key=str, val=int)
+        for number in range(before):
+            await table.put("a", number)
+            await client.publish(table)
+        await table.put("b", 1)
+        blob.work = lambda: other.unpublish("t")
+        with pytest.raises(ap.Conflict, match="publication"):
+            await client.publish(table)
+        assert own_files(tmp_path) == {}
+        assert await client.tags("t") == {}
+        assert_shows((await client.publish(table)).metadata, await contents(client))
+    await blob.aclose()
+
+
+async def test_a_tag_that_somebody_dropped(tmp_path: Path) -> None:
+    async with ap.open(tmp_path, settings=SETTINGS, maintenance=False) as client:
+        table = client.table("t", key=str, val=int)
+        for number in range(3):
+            await table.put("a", number)
+            await client.publish(table)
+        oldest, middle, newest = sorted(await client.tags("t"))
+        await client.untag("t", middle)
+        await table.put("a", 3)
+        fourth = await client.publish(table, keep=4)
+        listed = [str(s.snapshot_id) for s in static_table(fourth.metadata).metadata.snapshots]
+        assert listed == [name.rpartition("-")[2] for name in (oldest, newest)] + [str(fourth.snapshot_id)]
+        await client.untag("t", max(await client.tags("t")))
+        fifth = await client.publish(table)  # its data may be gone
+        assert fifth.version == fourth.version + 1
+        assert_shows(fifth.metadata, await contents(client))

@@ -3,6 +3,7 @@ written; bounds never hide a row."""
 
 import datetime as dt
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +169,8 @@ def test_bounds_of_decimals(values: list[Decimal]) -> None:
     low, high = (
         int.from_bytes(bounds[side], "big", signed=True) for side in ("lower_bounds", "upper_bounds")
     )
-    assert low == min(int(v.scaleb(10)) for v in values)
-    assert high == max(int(v.scaleb(10)) for v in values)
+    assert low == min(int(Fraction(v) * 10**10) for v in values)
+    assert high == max(int(Fraction(v) * 10**10) for v in values)
 
 
 def _bounds(column: pa.Array) -> dict[str, bytes]:
