@@ -33,7 +33,7 @@ class Publications(BaseClient):
         day, duration, nanoseconds, null, a zone other than UTC, decimals beyond 38 digits), for a store that
         other programs cannot read (`mem://`), and for a row with millions of copies; `NegativeMultiplicity`
         for a row with fewer than zero copies; errors of times as for `tag`; `Conflict` if others published
-        first several times.
+        first several times, or unpublished meanwhile.
 
         A commit for the tag, one for each old tag, perhaps one for a registration; requests for the parts
         that may have retractions or later times, for those that may have rows to delete, and one for each of
