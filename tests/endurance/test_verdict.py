@@ -1,6 +1,7 @@
 """Goal: the verdict on a long run notices what it is there for: each lie about what was told is found."""
 
 from collections.abc import Callable
+from time import monotonic
 
 import pytest
 
@@ -28,13 +29,15 @@ async def verdict(notes: list[Note], *, delivered: int = 2, double: bool = False
         await client.table("delivered", str, int).put("all", delivered)
         async with client.writer("log", LOG) as writer:
             await writer.write([(key, 1, 2 if double else 1) for key in KEYS.values()])
+        await client.tag("log", "a0-tag-0")
         return await judged(client, notes, told_by(notes, [Window("cut s3", 2.0, 3.0)]))
 
 
 async def test_the_truth_is_good() -> None:
-    found = await verdict(TRUTH)
+    tags = [Note(1.0, "told", "tag", f"a0-tag-{number}", "2") for number in range(2)]  # one has expired
+    found = await verdict([*TRUTH, *tags])
     assert found.is_good
-    assert found.operations == {"write": 1, "append": 1, "count": 1}
+    assert found.operations == {"write": 1, "append": 1, "count": 1, "tag": 2}
     assert found.longest[0] == (4.0, "cut s3")
 
 
@@ -47,8 +50,19 @@ async def test_the_truth_is_good() -> None:
         (lambda: TRUTH[:-2], "doubled"),
         (lambda: [*TRUTH, Note(9.0, "began", "count", "a0-count0-1")], "unknown"),
         (lambda: TRUTH[2:], "wrong"),
+        (lambda: [*TRUTH, Note(monotonic(), "told", "tag", "a0-tag-1", "2")], "wrong"),
+        (lambda: [*TRUTH, Note(monotonic(), "told", "tag", "a0-tag-0", "3")], "wrong"),
     ],
-    ids=["write", "append", "count", "counted twice", "never told", "written by nobody"],
+    ids=[
+        "write",
+        "append",
+        "count",
+        "counted twice",
+        "never told",
+        "written by nobody",
+        "a tag",
+        "a tag's rows",
+    ],
 )
 async def test_a_lie_is_found(notes: Callable[[], list[Note]], field: str) -> None:
     found = await verdict(notes())

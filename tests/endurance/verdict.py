@@ -9,6 +9,7 @@ from typing import Any
 import aiopersist as ap
 from tests.endurance.faults import Window
 from tests.endurance.notes import KINDS, Note
+from tests.endurance.tags import wrong_tags
 from tests.endurance.worker import ACCOUNTS, BALANCE, LOG
 
 LONGEST = 5
@@ -85,6 +86,7 @@ async def judged(client: ap.Client, notes: Sequence[Note], found: Verdict) -> Ve
     if delivered != len(rows):
         found.wrong.append(f"a subscription delivered {delivered} of {len(rows)} rows")
     found.wrong += [problem async for problem in _problems(client)]
+    found.wrong += [problem async for problem in wrong_tags(client, LOG, notes)]
     return found
 
 

@@ -20,10 +20,12 @@ import pyarrow.compute as pc
 import aiopersist as ap
 from tests.endurance.forks import FORK_S, Forks
 from tests.endurance.notes import Notes
+from tests.endurance.tags import Tags
 
 LOG = ap.Schema(key=str, val=int)
 ACCOUNTS, BALANCE = 20, 100
 READ_S = 15.0
+TAG_S = 5.0
 AGAIN_S = 0.05
 SETTINGS = ap.Settings(inline_writes_single_max_bytes=400, rollup_every=32, open_timeout_s=300.0)
 
@@ -65,6 +67,7 @@ class Worker:
         self.dice = random.Random(f"{orders.seed} {orders.name}")
         self.stopping = asyncio.Event()
         self.forks = Forks(orders.name, orders.local, local, self.note, self.dice)
+        self.tags = Tags(orders.name, client, LOG, self.note, self.dice)
         self.accounts = client.table("accounts", key=str, val=int)
         self.counters = client.table("counters", key=str, val=int)
         self.delivered = client.table("delivered", key=str, val=int)
@@ -80,6 +83,7 @@ class Worker:
             self._calls("transfer", 1),
             self._appends(),
             self._reads(),
+            self._tags(),
             self._puts(),
             self._forks(),
         ]
@@ -249,6 +253,15 @@ class Worker:
         if total != ACCOUNTS * BALANCE:
             raise Wrong(f"the balances are {total} in all")
         self.note("told", "read", "-", str(len(rows)))
+
+    async def _tags(self) -> None:
+        """What is tagged stays as it was."""
+        while not self.stopping.is_set():
+            await self._pause(TAG_S)
+            try:
+                await self.tags.step()
+            except ap.Error as error:
+                self.note("failed", "tag", "-", _text(error))
 
     async def _subscribes(self) -> None:
         """Count what comes, in the commit that acknowledges it. The process after this one takes it over."""

@@ -1,12 +1,13 @@
 """Goal: in all orders of the requests of a slow reader, a compaction, a collection and a sweep, what the
-reader holds is there; what a collector that stops at any step leaves can be read; and no upload is swept
-before its commit.
+reader holds is there, and so is what a tag names; what a collector that stops at any step leaves can be read;
+and no upload is swept before its commit.
 
 Each rule is needed: without it an order is found in which a part is gone."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import aiopersist as ap
 from aiopersist.gc.collect import collect
 from aiopersist.gc.rollup import write_rollup
 from aiopersist.gc.sweep import sweep
+from aiopersist.maintenance import tags
 from aiopersist.shard.catalog import ShardId
 from aiopersist.shard.commit import commit
 from aiopersist.shard.shard import Shard
@@ -23,7 +25,7 @@ from aiopersist.state.writing import RegisterWriter
 from tests.exhaustive.kit import Cast, Model, played
 from tests.support.internals import stack_of
 from tests.support.schemas import SCHEMA
-from tests.worlds.planted import keeping
+from tests.worlds.planted import keeping, tagging
 
 ROWS = [("a", 1, 1), ("b", 2, 1)]
 MORE = ("c", 3, 1)
@@ -129,6 +131,15 @@ class Scene:
 
         return swept
 
+    async def tagger(self) -> Act:
+        shard = await self.shard("t")
+
+        async def tag() -> None:
+            registration: Any = SimpleNamespace(writer=KEEPER)
+            await tags._added(shard, "x", 1, None, registration)
+
+        return tag
+
     async def uploader(self) -> Act:
         client = await self.model.fresh("u")
 
@@ -145,6 +156,9 @@ class Scene:
         async with client.reader(self.id, SCHEMA) as reader, reader.snapshot() as snapshot:
             rows = await snapshot.rows()
         assert rows in (ROWS, [*ROWS, MORE]), f"at the end there is {rows}"
+        for tag in await client.tags(self.id):
+            async with client.reader(self.id, SCHEMA) as reader, reader.snapshot(tag=tag) as snapshot:
+                assert await snapshot.rows() == ROWS, "at the end a tag has other rows"
         report = await client.admin.fsck(self.id)
         assert report.ok, f"at the end: {report.problems}"
 
@@ -168,6 +182,7 @@ CASTS: dict[str, Cast] = {
 LARGER: dict[str, Cast] = {
     "a reader whose lease is renewed": of("reader", "compaction", "collector", reader=BEATS),
     "a reader that begins": of("reader", "compaction", "collector", reader=BEGINS),
+    "a tag and a collection": of("tagger", "compaction", "collector"),
     "a reader and a sweep": of("reader", "compaction", "sweeper"),
     "an upload and both": of("uploader", "collector", "sweeper"),
 }
@@ -202,6 +217,8 @@ WITHOUT: dict[str, tuple[Any, str]] = {
     "rollups": (keeping.truncation_to_any_version, "a reader and a collection"),
     "the order of deletions": (keeping.rollups_go_before_their_versions, "a collector that stops"),
     "a list before the head": (keeping.a_sweep_that_reads_the_head_first, "an upload and a sweep"),
+    "what tags name": (tagging.a_collection_that_ignores_tags, "a tag and a collection"),
+    "what is live as a tag is added": (tagging.a_tag_of_what_was_replaced, "a tag and a collection"),
     "registrations": (keeping.a_sweep_beside_writers, "an upload and a sweep"),
 }
 

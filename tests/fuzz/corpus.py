@@ -10,7 +10,7 @@ import io
 import json
 import sqlite3
 from base64 import b64decode, b64encode
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -33,7 +33,7 @@ from aiopersist.stash.rows import codecs
 from aiopersist.state.diff import decode_diff, encode_diff
 from aiopersist.state.keys import BlobKey
 from aiopersist.state.position import WithinContents
-from aiopersist.state.record import HollowPart
+from aiopersist.state.record import HollowPart, encode
 from aiopersist.storage.objects.tails import packed
 from aiopersist.storage.postgres.hints import payloads
 from aiopersist.web.reading import EarlierPages, RowPlace
@@ -94,6 +94,11 @@ async def _use_tables(client: ap.Client) -> None:
         await subscription.ack(await anext(subscription))
     await client.admin.force_compaction("stock")
     await table.put("apple", 1, once="a last one")
+    tagged = client.table("tagged", str, int)
+    await tagged.put("apple", 1)
+    await client.tag(tagged, "kept")
+    await client.tag(tagged, "dropped", expires=timedelta(days=1))
+    await client.untag(tagged, "dropped")
 
 
 def _stored(folder: Path) -> dict[str, list[bytes]]:
@@ -159,7 +164,7 @@ def _made() -> dict[str, list[bytes]]:
     part = HollowPart(size=1, rows=2, checksum="", key_lower=key_lower(sales), stats=found)
     return {
         "schema": [json.dumps(schema.to_record()).encode() for schema in (SALES, location.PRICES)],
-        "stats": [part.model_dump_json().encode()],
+        "stats": [encode(part)],
         "when": [
             b"17",
             b"-3",
