@@ -274,3 +274,25 @@ async def test_a_failed_publication_leaves_nothing(tmp_path: Path) -> None:
         published = await client.publish("t")
         assert_shows(published.metadata, counted([("a", 1, 1), ("b", 1, 1)]))
     await inner.aclose()
+
+
+async def test_rewritten_parts(tmp_path: Path) -> None:
+    async with ap.open(tmp_path, settings=SETTINGS, maintenance=False) as client:
+        async with client.writer("t", SCHEMA) as writer:
+            batch = await writer.batch([("a", 1, 0, 1), ("b", 1, 1, 1)], 0, 2)
+            batch.rewrite_ts(3, 4)
+            await writer.compare_and_append_batch([batch], 0, 4)
+        for as_of, rows in [(0, []), (2, []), (3, [("a", 1, 1), ("b", 1, 1)])]:
+            published = await client.publish("t", as_of=as_of)
+            assert_shows(published.metadata, counted(rows))
+
+
+async def test_truncated_parts(tmp_path: Path) -> None:
+    async with ap.open(tmp_path, settings=SETTINGS, maintenance=False) as client:
+        await filled(client, [("x", 1, 1)], [])
+        async with client.writer("t", SCHEMA) as writer:
+            batch = await writer.batch([(f"k{time}", 1, time, 1) for time in range(6)], 0, 6)
+            await writer.compare_and_append_batch([batch], 2, 4)
+        for as_of, keys in [(1, ["x"]), (2, ["x", "k2"]), (3, ["x", "k2", "k3"])]:
+            published = await client.publish("t", as_of=as_of)
+            assert_shows(published.metadata, counted([(key, 1, 1) for key in keys]))
