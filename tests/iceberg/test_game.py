@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(
     steps=STEPS,
     inline=st.sampled_from([0, 0, 200]),

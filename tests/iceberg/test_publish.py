@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 import aiopersist as ap
+from aiopersist.iceberg.surplus import Surplus
 from aiopersist.testing.faults import Faults, FaultyBlob, Outcome
 from tests.iceberg.kit import (
     SETTINGS,
@@ -296,3 +297,25 @@ async def test_truncated_parts(tmp_path: Path) -> None:
         for as_of, keys in [(1, ["x"]), (2, ["x", "k2"]), (3, ["x", "k2", "k3"])]:
             published = await client.publish("t", as_of=as_of)
             assert_shows(published.metadata, counted([(key, 1, 1) for key in keys]))
+
+
+async def test_many_differences_are_divided_by_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At no moment memory has more sums of differences than its share."""
+    sizes: list[int] = []
+    of = Surplus.of
+
+    def measured(sums: Any) -> Surplus | None:
+        sizes.append(sums.nbytes)
+        return of(sums)
+
+    monkeypatch.setattr(Surplus, "of", measured)
+    memory = 16 * 8192
+    limits = SETTINGS.model_copy(update={"compaction_memory_bytes": memory, "row_group_bytes": 2048})
+    async with ap.open(tmp_path, settings=limits, maintenance=False) as client:
+        numbers = range(2000)
+        await filled(client, [(f"k{i}", i, 1) for i in numbers], [(f"k{i}", i, -1) for i in numbers if i % 3])
+        published = await client.publish("t")
+        assert published.rows == 667
+        assert_shows(published.metadata, await contents(client))
+    assert len(sizes) > 4
+    assert max(sizes) <= memory // 16

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,32 @@ async def test_a_tag_that_somebody_dropped(tmp_path: Path) -> None:
         fifth = await client.publish(table)  # its data may be gone
         assert fifth.version == fourth.version + 1
         assert_shows(fifth.metadata, await contents(client))
+
+
+@pytest.mark.slow
+async def test_publications_beside_writers_and_maintenance(tmp_path: Path) -> None:
+    limits = SETTINGS.model_copy(update={"compaction_inputs_min": 2})
+    async with ap.open(tmp_path, settings=limits) as client, ap.open(tmp_path) as other:
+        tables = [each.table("t", key=int, val=str) for each in (client, other)]
+        await tables[0].put_many(dict.fromkeys(range(200), "first"))
+        await client.admin.retain("t", timedelta(minutes=5))
+
+        async def write(table: ap.Table[int, str], number: int) -> None:
+            for step in range(60):
+                keys = range(step % 7 + number, 200, 11)
+                await table.put_many(dict.fromkeys(keys, f"{number}/{step}"))
+                await table.delete(*range(step + number, 200, 29))
+
+        writing = asyncio.gather(*(write(table, number) for number, table in enumerate(tables)))
+        seen = list[ap.Published]()
+        while not writing.done() or len(seen) < 5:
+            seen.append(await client.publish("t", keep=100))
+            if len(seen) % 3 == 0:
+                await client.admin.force_compaction("t")
+                await client.admin.force_gc("t")
+        await writing
+        for published in {p.version: p for p in seen}.values():
+            expected = await contents(client, as_of=published.as_of)
+            await asyncio.to_thread(assert_shows, published.metadata, expected)
+        assert (await client.publish("t", keep=1)).rows == (await contents(client)).total()
+        assert len(await client.tags("t")) == 1

@@ -21,6 +21,7 @@ Each operation is one call in a worker thread. A cancelled caller stops waiting,
 `aclose` waits for it.
 """
 
+import errno
 import os
 import re
 import stat
@@ -299,8 +300,14 @@ class FilesBlob(Blob):
 
 
 def _linked(tmp: str, name: str, dst_dir_fd: int) -> None:
-    """Move a file to a name that no other file has; `FileExistsError` if one has it."""
-    os.link(tmp, name, dst_dir_fd=dst_dir_fd)
+    """Move a file to a name that no other file has; `FileExistsError` if one has it, `Unsupported` where a
+    file cannot have two names."""
+    try:
+        os.link(tmp, name, dst_dir_fd=dst_dir_fd)
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise Unsupported(f"file: the file system of {tmp} has no hard links") from error
+        raise
     os.unlink(tmp)
 
 
