@@ -75,6 +75,17 @@ class Dirty:
         are_insertions = diff is not None and diff["min"] == diff["max"] == 1
         return not (are_insertions and (self._past or self._are_past(stats or {})))
 
+    def is_absent(self, metadata: Any) -> bool:
+        """Whether a part is clean by the statistics in its Parquet footer. Int times only."""
+        groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+        return all(self._is_clean(group) for group in groups)
+
+    def _is_clean(self, group: Any) -> bool:
+        columns = (group.column(number) for number in range(group.num_columns))
+        stats = {column.path_in_schema: column.statistics for column in columns}
+        diff, time = (_bounds(stats.get(name)) for name in ("diff", "time"))
+        return diff == (1, 1) and (self._past or (time is not None and time[1] <= self._as_of[0]))
+
     def _are_past(self, stats: Mapping[str, Any]) -> bool:
         names = ["time"] if len(self._as_of) == 1 else [f"time.{i}" for i in range(len(self._as_of))]
         return all(
@@ -188,7 +199,7 @@ class _Differences:
         """Look at a part, unless it is clean."""
         deletions, part = self.deletions, named[1]
         dirty = Dirty.of(named, deletions.as_of)
-        if dirty is not None and not dirty.may_be_in(part.stats):
+        if dirty is not None and await self._is_clean(part, dirty):
             return
         async with aclosing(deletions.placed(named, dirty, self.condition)) as tables:
             async for table in tables:
@@ -199,6 +210,15 @@ class _Differences:
                     await self._add(rows)
                 if self.split is not None:
                     return
+
+    async def _is_clean(self, part: HollowPart, dirty: Dirty) -> bool:
+        """By the statistics in the state; without any of diffs, as parts of earlier releases are, by its
+        footer."""
+        if part.stats is not None and "diff" in part.stats:
+            return not dirty.may_be_in(part.stats)
+        deletions = self.deletions
+        index = await deletions.fetch.index(part, deletions.reader)
+        return await deletions.compute(dirty.is_absent, index.metadata)
 
     async def summed(self) -> pa.Table:
         """The sums of all differences, also of inline parts."""
@@ -219,6 +239,11 @@ class _Differences:
             self._bytes_max = 2 * self._bytes
             if self._bytes > limit // 2:
                 self.split = await compute(_middle, sums)
+
+
+def _bounds(statistics: Any) -> tuple[Any, Any] | None:
+    """The least and the greatest value of a column in a Parquet footer."""
+    return (statistics.min, statistics.max) if statistics is not None and statistics.has_min_max else None
 
 
 def _decoded(

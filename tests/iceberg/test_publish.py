@@ -78,6 +78,18 @@ async def test_clean_parts_are_not_read(tmp_path: Path) -> None:
         assert files_of(published.metadata, 1) == []
 
 
+async def test_clean_parts_without_statistics_are_not_read(tmp_path: Path) -> None:
+    limits = SETTINGS.model_copy(update={"stats_collection_enabled": False})
+    async with ap.open(tmp_path, settings=limits, maintenance=False) as client:
+        await filled(client, [("a", 1, 1)], [("b", 1, 1)], [("c", 1, 2)], [("d", 1, 1)])
+        published = await client.publish("t", as_of=2)
+        assert client.metrics["blob.get"].count == 2  # the rollup of the tag, and the part with two copies
+        assert client.metrics["blob.get_range"].count == 3  # footers
+        assert_shows(published.metadata, await contents(client, as_of=2))
+    async with ap.open(tmp_path, settings=limits, maintenance=False) as client:
+        assert_shows((await client.publish("t")).metadata, await contents(client))
+
+
 async def test_a_time_of_the_past(tmp_path: Path) -> None:
     async with ap.open(tmp_path, settings=SETTINGS, maintenance=False) as client:
         await filled(client, [("a", 1, 1)], [("b", 1, 1), ("a", 1, -1)], [("c", 1, 1)])
