@@ -31,7 +31,8 @@ class VersionCalls(BaseClient):
         0.3 cannot open a shard that has a tag. One blob and one commit, one more for a registration.
 
         `TagExists` if another tag has the name; `SinceViolation` if the history is gone already,
-        `NotReadable` if the time is not complete; `INVALID_TIME`, `INVALID_NAME`; `UnknownShard`."""
+        `NotReadable` if the time is not complete; `INVALID_TIME`, `INVALID_NAME`; `UnknownShard`. After
+        `Indeterminate`, or if the call was cancelled, call again: `TagExists` says that it happened."""
         async with self._services.calling("aiopersist.maintenance.tags"):
             from aiopersist.maintenance.tags import add_tag
 

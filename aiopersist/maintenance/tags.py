@@ -70,7 +70,8 @@ async def add_tag(
     lasts_s = _seconds(expires)
     shard = await shards.existing(shard_name)
     time = await _complete_time(shard, as_of)
-    job = partial(_added, shard, check_name(name), time, lasts_s)
+    await _check_addable(shard, check_name(name), time)  # before a registration
+    job = partial(_added, shard, name, time, lasts_s)
     return TagView.of(await maintenance.of(shard).registration.under(job))
 
 
@@ -117,17 +118,23 @@ async def _complete_time(shard: Shard, as_of: Time | datetime | None) -> Time:
     return time
 
 
+async def _check_addable(shard: Shard, name: str, as_of: Time) -> None:
+    """`SinceViolation`, `TagExists`, by the state as it is known."""
+    present = shard.state.tags.get(name)
+    if present is not None and not present.has_expired(await shard.register.now()):
+        raise TagExists(name, shard_id=shard.id)
+    if not shard.state.since.less_equal(as_of):
+        raise SinceViolation(as_of, shard.state.since, shard_id=shard.id)
+
+
 async def _added(
     shard: Shard, name: str, as_of: Time, lasts_s: float | None, registration: Registration
 ) -> Tag:
     """The tag, of the newest state. Begins again if a compaction has replaced one of its parts meanwhile."""
     while True:
-        state = await shard.open()
-        if not state.since.less_equal(as_of):
-            raise SinceViolation(as_of, state.since, shard_id=shard.id)
-        if name in state.tags and not state.tags[name].has_expired(await shard.register.now()):
-            raise TagExists(name, shard_id=shard.id)
-        contents = tagged(state, as_of)
+        await shard.open()
+        await _check_addable(shard, name, as_of)
+        contents = tagged(shard.state, as_of)
         rollup = await put_rollup(shard, contents, registration.writer)
         tag = _tag(contents, as_of, await shard.register.now(), lasts_s, rollup)
         try:

@@ -214,6 +214,22 @@ async def test_what_is_refused() -> None:
         assert not (await client.admin.sweep_leaked_blobs()).keys
 
 
+async def test_a_refused_call_writes_nothing() -> None:
+    async with open_mem(**BLOBS) as client:
+        await grow(client, 5)
+        await client.tag("t", "x", 4)
+        await advance(client)
+        refused = (("x", 4, ap.TagExists), ("y", 2, ap.SinceViolation), ("y", 9, ap.NotReadable))
+        async with ap.open(blob=stack_of(client).blob, consensus=stack_of(client).consensus) as other:
+            before = (await other.admin.inspect("t")).seqno
+            for name, as_of, error in refused:
+                with pytest.raises(error):
+                    await other.tag("t", name, as_of)
+            with pytest.raises(ap.UnknownTag):
+                await other.untag("t", "y")
+            assert (await other.admin.inspect("t")).seqno == before
+
+
 async def test_product_times() -> None:
     async with open_mem(**BLOBS) as client:
         async with client.writer("t", PRODUCT) as w:

@@ -6,10 +6,14 @@ from datetime import timedelta
 from typing import Any
 
 import aiopersist as ap
+from tests.table import moves
 from tests.worlds.ledger import Tagged
 from tests.worlds.scene import LEASE_S, Scene
 
-TAGGED = ("events", "twin", "copies", "ticks", "race", "counts", "money", "rows", "duty", "bills", "persons")
+TAGGED = (
+    *("events", "twin", "copies", "ticks", "race", "counts", "money", "rows", "duty", "bills", "persons"),
+    *(*moves.TABLES, moves.JOURNAL),
+)
 TAGS_MAX = 12  # of one machine
 CUT_S = (0.001, 0.003, 0.01, 0.05, 0.3)
 EXPIRES_S = (20.0, 100.0)
