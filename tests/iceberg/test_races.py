@@ -11,6 +11,7 @@ import pytest
 import aiopersist as ap
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.wrapper import WrappedBlob
+from aiopersist.testing.faults import Faults, FaultyBlob, Outcome
 from tests.iceberg.kit import SETTINGS, assert_shows, contents, own_files, static_table
 
 SCHEMA: Any = ap.Schema(str, int)
@@ -133,3 +134,20 @@ async def test_publications_beside_writers_and_maintenance(tmp_path: Path) -> No
             await asyncio.to_thread(assert_shows, published.metadata, expected)
         assert (await client.publish("t", keep=1)).rows == (await contents(client)).total()
         assert len(await client.tags("t")) == 1
+
+
+@pytest.mark.parametrize("outcome", [Outcome.LOST, Outcome.DROPPED, Outcome.REFUSED, Outcome.LATE])
+async def test_an_answer_to_the_commit_is_lost(tmp_path: Path, outcome: Outcome) -> None:
+    faults, inner = Faults(), ap.open_blob(f"file://{tmp_path}/blob")
+    stores: dict[str, Any] = {"blob": FaultyBlob(inner, faults), "consensus": f"sqlite://{tmp_path}/state.db"}
+    async with ap.open(**stores, settings=SETTINGS, maintenance=False) as client:
+        table = client.table("t", key=str, val=int)
+        for version in (1, 2):
+            await table.put("a", version)
+            faults.fail_next("create", outcome)
+            published = await client.publish(table)
+            await faults.land()
+            assert published.version == version
+            assert_shows(published.metadata, await contents(client))
+        assert len(await client.tags("t")) == 2
+    await inner.aclose()
