@@ -36,7 +36,8 @@ async def unpublish(run: Invocation, shard: ShardName) -> None:
     """End the publication of a shard or table: delete the files of its Iceberg table, and no part."""
     async with run.writing() as client:
         files = await client.unpublish(shard)
-    run.tell({"shard": shard, "files": files}, f"{shard}: deleted {counted(files, 'file')}")
+    text = f"deleted {counted(files, 'file')}" if files else "was not published"
+    run.tell({"shard": shard, "files": files}, f"{shard}: {text}")
 
 
 def _tell(run: Invocation, published: Published) -> None:

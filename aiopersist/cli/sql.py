@@ -31,7 +31,9 @@ CONFIG: dict[str, str | bool | int | float | list[str]] = {"autoinstall_known_ex
 
 async def sql(
     run: Invocation,
-    query: Annotated[str, typer.Argument(help="A query of DuckDB, like 'select count(*) from stock'.")],
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="A query of DuckDB, like 'select count(*) from stock'.")
+    ],
     as_of: AsOf = None,
     to: Annotated[str | None, typer.Option(metavar="FILE", help="Write the result to this file.")] = None,
     form: Form = None,

@@ -74,7 +74,7 @@ async def untag(run: Invocation, shard: ShardName, name: TagName, yes: Yes = Fal
     async with run.writing() if yes else run.reading() as client:
         view = await client.admin.inspect(shard)
         if name not in view.tags:
-            raise UnknownTag(name, shard_id=view.shard_id)
+            raise _unknown(shard, name, view)
         if yes:
             await client.untag(shard, name)
     row, does = view.tags[name], "is dropped: it kept" if yes else "would be dropped: it keeps"
@@ -82,6 +82,13 @@ async def untag(run: Invocation, shard: ShardName, name: TagName, yes: Yes = Fal
     run.tell(result, f"{safe(shard)}: tag {safe(name)} {does} {_contents(row, view)}")
     if not yes:
         run.say("nothing was changed: add --yes to drop it")
+
+
+def _unknown(shard: str, name: str, view: ShardView) -> UnknownTag:
+    """With the label that the errors of `client.untag` have."""
+    error = UnknownTag(name, shard_id=view.shard_id)
+    error.label = f"shard {shard!r}"
+    return error
 
 
 def _contents(row: TagView, view: ShardView) -> str:

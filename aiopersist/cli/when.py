@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import TypeVar
 
-from aiopersist.base.errors import NotReadable
+from aiopersist.base.errors import NotReadable, SinceViolation
 from aiopersist.base.frontier import Antichain
 from aiopersist.base.runtime import SYSTEM
 from aiopersist.cli.command import CannotBegin, Invocation, Problems
@@ -67,13 +67,19 @@ async def read_time(run: Invocation, client: Client, name: str, time: T) -> T | 
 
 @contextmanager
 def complete_times(shard: str, *times: object) -> Iterator[None]:
-    """Adds the upper of the shard to the error of a read at a time that is not complete."""
+    """Errors of a read at a time that is not complete, or whose history is gone, in words: on a wall clock
+    with instants."""
+    clock = Clock.WALL if any(isinstance(time, datetime) for time in times) else Clock.LOGICAL
     try:
         yield
+    except SinceViolation as error:
+        if not isinstance(error.since, Antichain) or not isinstance(error.as_of, int | tuple):
+            raise
+        time, since = shown_time(error.as_of, clock), shown_frontier(error.since, clock)
+        raise Problems(f"{shard!r}: the history at {time} is gone: read at or after {since}") from error
     except NotReadable as error:
         if not isinstance(error.upper, Antichain) or not isinstance(error.as_of, int | tuple):
             raise
-        clock = Clock.WALL if any(isinstance(time, datetime) for time in times) else Clock.LOGICAL
         upper, time = shown_frontier(error.upper, clock), shown_time(error.as_of, clock)
         text = f"{shard!r} is not complete at {time}: its upper is {upper}, and nobody has written since then"
         raise Problems(text) from error

@@ -124,7 +124,9 @@ def _no_namespace(name: str) -> Response:
 
 
 def _no_table(space: str, name: str) -> Response:
-    return _error(404, "NoSuchTableException", f"there is no published table {space}.{name}")
+    namespace = space.replace("\x1f", ".")  # which joins its levels in a path
+    text = f"there is no published table {name!r} in the namespace {namespace!r}"
+    return _error(404, "NoSuchTableException", text)
 
 
 def _error(status: int, kind: str, message: str) -> Response:

@@ -71,10 +71,12 @@ async def publish(
     async with opening as reader:
         shard = reader._shard
         schemas = ShardSchemas.of(shard)
+        with reader._scope.call():  # a refusal names the shard
+            table = schemas.as_table
         folder = TableFolder.of(shards.stack.blob.uncached, name, shard.id)
-        return await _Publisher(
-            shards, maintenance, reader, shard, name, keep, folder, schemas, schemas.as_table
-        ).run(as_of)
+        return await _Publisher(shards, maintenance, reader, shard, name, keep, folder, schemas, table).run(
+            as_of
+        )
 
 
 async def unpublish(shards: Shards, name: str) -> int:

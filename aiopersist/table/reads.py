@@ -176,12 +176,14 @@ class TableReads(Resource, Generic[K, V]):
         rows, table = await self.to_arrow(*args, **filters), await self._existing()
         return await pandas_frame(rows, self._tables.shards.stack, None if table is None else table.shard.id)
 
-    async def scan(self, as_of: int | datetime | None = None, *, flat: bool = True) -> "pl.LazyFrame":
-        """The entries as of one moment (now, or `as_of`) as a lazy frame of polars, for queries of polars and
-        DuckDB, as `Snapshot.scan` gives it, without `diff`. A snapshot keeps them readable as long as there
-        is this frame, or one that was made of it, and the table is open; after that `InvalidUsage` of kind
-        `CLOSED`. Meanwhile the blobs of that version stay."""
-        snapshot = await self._open_snapshot(as_of)
+    async def scan(
+        self, as_of: int | datetime | None = None, *, tag: str | None = None, flat: bool = True
+    ) -> "pl.LazyFrame":
+        """The entries as of one moment (now, `as_of`, or that of `tag`) as a lazy frame of polars, for
+        queries of polars and DuckDB, as `Snapshot.scan` gives it, without `diff`. A snapshot keeps them
+        readable as long as there is this frame, or one that was made of it, and the table is open; after
+        that `InvalidUsage` of kind `CLOSED`. Meanwhile the blobs of that version stay. `UnknownTag`."""
+        snapshot = await self._open_snapshot(as_of, tag)
         if snapshot is None:
             await self._tables.shards.stack.imported("polars", "aiopersist.read.scan")
             from aiopersist.read.scan import lazy_frame

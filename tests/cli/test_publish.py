@@ -60,6 +60,8 @@ def test_publish_and_unpublish(location: Path) -> None:
     ended = run("unpublish", "stock", *at)
     assert ended.out.startswith("stock: deleted ")
     assert own_files(location) == {}
+    for name in ("stock", "stok"):
+        assert run("unpublish", name, *at).out.strip() == f"{name}: was not published"
 
 
 def test_a_time_and_a_number_of_versions(location: Path) -> None:

@@ -70,6 +70,9 @@ def test_contents_of_a_tag(location: Path, first: int, tmp_path: Path) -> None:
     run(location, "tag", "stock", "noon", "--expires", "30d")
     asyncio.run(_forget_history(location))
     assert refused(location, "cat", "stock", "--as-of", first)[0] == 1
+    for command, *rest in (["cat"], ["get", "apple"], ["tag", "late"], ["publish"]):
+        status, error = refused(location, command, "stock", *rest, "--as-of", "2026-01-31T12:00Z")
+        assert status == 1 and "'stock': the history at 2026-01-31 12:00:00Z is gone: read at" in error
     assert counts(run(location, "cat", "stock", "--tag", "monday", "--json")) == {"apple": 1, "pear": 2}
     assert counts(run(location, "cat", "stock", "--tag", "noon", "--json")) == {"apple": 5, "pear": 2}
     assert counts(run(location, "cat", "stock", "--json")) == {"apple": 9, "pear": 2}
@@ -116,7 +119,7 @@ def test_untag(location: Path, first: int) -> None:
     assert list(tags_of(location)) == ["monday"]
     for yes in ((), ("--yes",)):
         status, error = refused(location, "untag", "stock", "tuesday", *yes)
-        assert status == 1 and "'tuesday'; there are 'monday'" in error
+        assert status == 1 and "shard 'stock': there is no tag 'tuesday'; there are 'monday'" in error
     assert json.loads(run(location, "untag", "stock", "monday", "--yes", "--json"))["done"] is True
     assert tags_of(location) == {}
 

@@ -131,6 +131,8 @@ async def test_errors_are_those_of_the_specification(client: ap.Client) -> None:
         assert (await http.get("/v1/namespaces?parent=aiopersist")).json() == {"namespaces": []}
         with pytest.raises(NoSuchNamespaceError):
             await asyncio.to_thread(lambda: attached(address).list_tables("other"))
+        with pytest.raises(NoSuchTableError, match=r"'orders' in the namespace 'aiopersist\.eu'"):
+            await asyncio.to_thread(lambda: attached(address).load_table("aiopersist.eu.orders"))
 
 
 async def test_a_store_that_does_not_answer(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ async def test_refusals_write_nothing(tmp_path: Path) -> None:
         with pytest.raises(ap.UnknownShard):
             await client.publish("t")
         await client.table("t", key=str, val=timedelta).put("a", timedelta(1))
-        with pytest.raises(ap.Unsupported, match=r"^val is duration\[us\]"):
+        with pytest.raises(ap.Unsupported, match=r"^shard 't': val is duration\[us\]"):
             await client.publish("t")
         for keep in (0, True, 1.5):
             with pytest.raises(ap.InvalidUsage, match="keep="):

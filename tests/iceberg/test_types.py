@@ -124,7 +124,7 @@ async def test_a_refused_type(tmp_path: Path, name: str) -> None:
     async with ap.open(tmp_path, settings=SETTINGS, maintenance=False) as client:
         async with client.writer("t", schema) as writer:
             await writer.compare_and_append([("k", {"a": []}, 0, 1)], 0, 1)
-        with pytest.raises(ap.Unsupported, match=r"^val\.a\.element\.b\.c is "):
+        with pytest.raises(ap.Unsupported, match=r"^shard 't': val\.a\.element\.b\.c is "):
             await client.publish("t")
         assert own_files(tmp_path) == {}
         assert await client.tags("t") == {}

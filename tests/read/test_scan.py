@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -130,6 +131,23 @@ async def test_history(quiet: ap.Client) -> None:
     await table.put("a", order(2))
     then, now = await table.scan(first), await table.scan()
     assert [(await frame.collect_async())["id"].to_list() for frame in (then, now)] == [[1], [2]]
+
+
+async def test_a_tag(quiet: ap.Client) -> None:
+    """Goal: a scan of a tag has its contents when their history is gone."""
+    table = quiet.table("orders", str, Order)
+    with pytest.raises(ap.UnknownTag):
+        await table.scan(tag="first")
+    await table.put("a", order(1))
+    await quiet.tag(table, "first")
+    await table.put("a", order(2))
+    await quiet.admin.retain("orders", timedelta(0))
+    await quiet.admin.force_compaction("orders")
+    await quiet.admin.force_gc("orders")
+    then, now = await table.scan(tag="first"), await table.scan()
+    assert [(await frame.collect_async())["id"].to_list() for frame in (then, now)] == [[1], [2]]
+    with pytest.raises(ap.InvalidUsage, match="not both"):
+        await table.scan(3, tag="first")
 
 
 async def test_a_table_that_does_not_exist_yet(quiet: ap.Client) -> None:
