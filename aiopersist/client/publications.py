@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiopersist.base.frontier import Time
 from aiopersist.client.services import BaseClient
+from aiopersist.client.versions import name_of
 
 if TYPE_CHECKING:
     from aiopersist.iceberg.publish import Published
@@ -43,7 +44,7 @@ class Publications(BaseClient):
             from aiopersist.iceberg.publish import publish
 
             services = self._services
-            return await publish(services.shards, services.maintenance, _name_of(shard), as_of, keep)
+            return await publish(services.shards, services.maintenance, name_of(shard), as_of, keep)
 
     async def unpublish(self, shard: str | Table[Any, Any]) -> int:
         """End the publication of the shard or table, also of one that was dropped: delete its versions and
@@ -52,8 +53,4 @@ class Publications(BaseClient):
         async with self._services.calling("aiopersist.iceberg.publish"):
             from aiopersist.iceberg.publish import unpublish
 
-            return await unpublish(self._services.shards, _name_of(shard))
-
-
-def _name_of(shard: str | Table[Any, Any]) -> str:
-    return shard if isinstance(shard, str) else shard.name
+            return await unpublish(self._services.shards, name_of(shard))

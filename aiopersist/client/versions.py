@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from aiopersist.base.errors import shown
 from aiopersist.base.frontier import Time
 from aiopersist.client.services import BaseClient
 
@@ -37,14 +38,14 @@ class VersionCalls(BaseClient):
             from aiopersist.maintenance.tags import add_tag
 
             services = self._services
-            return await add_tag(services.shards, services.maintenance, _name_of(shard), name, as_of, expires)
+            return await add_tag(services.shards, services.maintenance, name_of(shard), name, as_of, expires)
 
     async def tags(self, shard: str | Table[Any, Any]) -> dict[str, TagView]:
         """The tags of a shard or table, by name. Linearizable: one request."""
         async with self._services.calling("aiopersist.maintenance.tags"):
             from aiopersist.maintenance.tags import tags
 
-            return await tags(self._services.shards, _name_of(shard))
+            return await tags(self._services.shards, name_of(shard))
 
     async def untag(self, shard: str | Table[Any, Any], name: str) -> None:
         """Drop the tag of that name: the next collection deletes the blobs that nothing else names, once the
@@ -52,8 +53,12 @@ class VersionCalls(BaseClient):
         async with self._services.calling("aiopersist.maintenance.tags"):
             from aiopersist.maintenance.tags import drop_tag
 
-            await drop_tag(self._services.shards, _name_of(shard), name)
+            await drop_tag(self._services.shards, name_of(shard), name)
 
 
-def _name_of(shard: str | Table[Any, Any]) -> str:
-    return shard if isinstance(shard, str) else shard.name
+def name_of(shard: str | Table[Any, Any]) -> str:
+    """The name of a shard or table; `TypeError` for anything else."""
+    name = shard if isinstance(shard, str) else getattr(shard, "name", None)
+    if not isinstance(name, str):
+        raise TypeError(f"{shown(shard)} is neither a name nor an aiopersist.Table")
+    return name

@@ -210,6 +210,8 @@ async def test_what_is_refused() -> None:
         async with client.reader("t", SCHEMA) as r:
             with pytest.raises(ap.InvalidUsage):
                 await r.snapshot(4, tag="x")
+        with pytest.raises(TypeError, match="5 is neither a name nor"):
+            await client.tag(5, "y")  # type: ignore[arg-type]
         assert {*await client.tags("t")} == {"x"}
         assert not (await client.admin.sweep_leaked_blobs()).keys
 
