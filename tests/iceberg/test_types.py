@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import aiopersist as ap
@@ -145,9 +145,11 @@ def test_ids_of_evolved_schemas() -> None:
     assert [(f["name"], f["id"]) for f in fields] == [("b", 17), ("a", 16)]
 
 
-FLOATS = st.floats() | st.sampled_from([0.0, -0.0])
+FLOATS = st.floats() | st.sampled_from([0.0, -0.0, float("nan")])
 
 
+@example([1.0, float("nan")], pa.float64())
+@example([0.0, -0.0], pa.float32())
 @given(st.lists(FLOATS, min_size=1, max_size=5), st.sampled_from([pa.float32(), pa.float64()]))
 def test_bounds_of_floats(values: list[float], t: pa.DataType) -> None:
     column = pa.array([pa.scalar(v, pa.float64()).as_py() for v in values], pa.float64()).cast(t)
