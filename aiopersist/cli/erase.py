@@ -23,6 +23,7 @@ PLACES = {
     "part": "part",
     "rollup": "rollup",
     "position": "the position of subscription",
+    "publication": "maybe, until it is published again, or no more:",
     "unread": "maybe, since it cannot be read:",
 }
 

@@ -6,5 +6,5 @@
 | `search`    | a search for these rows in all data that the stores have of a shard            |
 | `erasure`   | the steps: delete, give up history, compact, collect, search again             |
 
-Imports `table`, `maintenance`, `gc`, `read`, `shard`, `state`, `storage` and `data`.
+Imports `iceberg`, `table`, `maintenance`, `gc`, `read`, `shard`, `state`, `storage` and `data`.
 """

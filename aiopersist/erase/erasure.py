@@ -144,7 +144,7 @@ class _Erasing:
     async def run(self) -> Erasure:
         """All steps."""
         matches, present = await self._search(), await self._present()
-        if self._options.dry_run or not (matches.remnants or present):
+        if self._options.dry_run or not (matches.has_rows or present):
             view = await inspect(self._shard)
             target = Antichain(max(last_before(view.upper) if present else matches.time, 0))
             holders = holders_of_history(view, target) if matches.remnants or present else []

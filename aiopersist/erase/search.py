@@ -4,7 +4,10 @@ It uses no state in memory, and no cache. It reads
 
 - every version in the consensus store, even truncated ones that are still stored: their inline parts, and the
   positions of subscriptions, which may name a key;
-- every blob that is listed under the shard, named by a version or not: parts and rollups, those of tags, too.
+- every blob that is listed under the shard, named by a version or not: parts and rollups, also of tags.
+
+It does not read the files of a published table (`iceberg/`): those of snapshots from before since may have
+the rows.
 
 A version also has the least and greatest values of its parts. These are values of rows of the part, so the
 search of the part covers them. A named part that is missing cannot be read: the result says so.
@@ -25,6 +28,7 @@ from aiopersist.data.part.unnamed import iter_rows
 from aiopersist.data.types.evolve import adapt
 from aiopersist.data.types.schema import Schema
 from aiopersist.erase.rows import MatchingUpdates, RowsToErase
+from aiopersist.iceberg.published import files_before
 from aiopersist.shard.log import SCAN_LIMIT, consensus_key
 from aiopersist.shard.shard import Shard
 from aiopersist.state.diff import added_parts
@@ -37,7 +41,7 @@ from aiopersist.storage.consensus import Versioned
 
 PARQUET, ROLLUP = ".parquet", ".rollup"
 
-_Kind = Literal["version", "leftover", "part", "rollup", "position", "unread"]
+_Kind = Literal["version", "leftover", "part", "rollup", "position", "publication", "unread"]
 
 
 class Remnant(BaseModel, frozen=True):
@@ -45,7 +49,8 @@ class Remnant(BaseModel, frozen=True):
 
     kind: _Kind
     """A version; a truncated version that is still stored (`leftover`); a part or a rollup in the blob store;
-    the position of a subscription, which names a key; or data that cannot be read (`unread`)."""
+    the position of a subscription, which names a key; a file of a published version from before, which may
+    have rows (`publication`); or data that cannot be read (`unread`)."""
     name: str
     """The number of a version, the key of a blob, or the name of a subscription."""
     rows: int
@@ -63,6 +68,11 @@ class SearchResult:
     """The latest time of these rows."""
     blobs: set[str] = field(default_factory=set)
     """The keys of the blobs among the remnants: those with such rows, missing ones, and unreadable ones."""
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether there is more than files of publications, which may have no such rows."""
+        return any(remnant.kind != "publication" for remnant in self.remnants)
 
 
 class Search:
@@ -94,6 +104,10 @@ class Search:
                 if data is not None:  # not deleted meanwhile
                     await self._stack.compute(self._look_at_blob, key, data)
                 step.advance(1)
+        names = {self._shard.known_as, self._shard.id}
+        blob, since = self._stack.blob.uncached, self._shard.state.since
+        for key in await files_before(blob, sorted(names), self._shard.id, since):
+            self._tell("publication", key)
         for key, (kind, name) in self._named.items():
             if key not in listed:
                 text = f"{key}, which {kind} {name} names, is missing"

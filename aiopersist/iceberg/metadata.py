@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from json import dumps, loads
 from typing import Any, NamedTuple, Self
 
+from aiopersist.base.frontier import Time
+
 AS_OF = "aiopersist.as-of"  # of a snapshot: the time of the shard that it shows
 LABEL = "aiopersist.label"  # of a snapshot: the version for which its files were written
 SHARD = "aiopersist.shard"  # of a table: the id of the shard
@@ -78,6 +80,12 @@ def version_of(file: str) -> int | None:
 def file_of(version: int) -> str:
     """The name of the metadata file of a version."""
     return f"v{version}.metadata.json"
+
+
+def time_of(snapshot: Mapping[str, Any]) -> Time:
+    """The time of the shard that a snapshot shows."""
+    time: Any = loads(snapshot["summary"][AS_OF])
+    return tuple(time) if isinstance(time, list) else time
 
 
 def snapshot(

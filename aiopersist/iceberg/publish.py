@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from json import dumps, loads
+from json import dumps
 from typing import Any, NamedTuple
 
 from aiopersist.base.errors import Conflict, InvalidUsage, UnknownShard, UsageKind, shown
@@ -152,7 +152,7 @@ class _Publisher:
     def _shows(self, base: BaseVersion, time: Time) -> bool:
         """Whether a version shows this time, by the newest schema."""
         newest, schema_id = base.newest, self.schemas.numbers[-1]
-        return newest is not None and _time_of(newest) == time and newest["schema-id"] == schema_id
+        return newest is not None and metadata.time_of(newest) == time and newest["schema-id"] == schema_id
 
     async def _written(self, label: int, time: Time) -> WrittenSnapshot:
         """Pin the shard, and write the files of a snapshot."""
@@ -222,7 +222,7 @@ class _Publisher:
         count = {name: int(newest["summary"][f"total-{name}"]) for name in _COUNTS}
         return Published(
             shard=self.name,
-            as_of=_time_of(newest),
+            as_of=metadata.time_of(newest),
             metadata=self.folder.uri(f"metadata/{metadata.file_of(base.version)}"),
             location=self.folder.uri(),
             version=base.version,
@@ -253,11 +253,5 @@ _COUNTS = ("records", "position-deletes", "data-files")
 
 def _is_at_least(base: BaseVersion, time: Time) -> bool:
     """Whether a version shows this time or a later one. Int times only."""
-    shown_time = None if base.newest is None else _time_of(base.newest)
+    shown_time = None if base.newest is None else metadata.time_of(base.newest)
     return isinstance(shown_time, int) and isinstance(time, int) and shown_time >= time
-
-
-def _time_of(snapshot: Mapping[str, Any]) -> Time:
-    """The time of the shard that a snapshot shows."""
-    time: Any = loads(snapshot["summary"][metadata.AS_OF])
-    return tuple(time) if isinstance(time, list) else time

@@ -1,12 +1,22 @@
-"""The published tables of a location, for catalogs. Pure reads of the blob store."""
+"""The published tables of a location, for catalogs and erasures. Pure reads of the blob store."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from json import loads
 from typing import Any, NamedTuple
 
-from aiopersist.iceberg.metadata import file_of
-from aiopersist.iceberg.table_folder import FOLDER, is_folder, newest_of, version_in
+from aiopersist.base.errors import Unsupported
+from aiopersist.base.frontier import Antichain
+from aiopersist.iceberg.metadata import file_of, time_of
+from aiopersist.iceberg.table_folder import (
+    FOLDER,
+    TableFolder,
+    is_folder,
+    label_and_id,
+    newest_of,
+    version_in,
+)
 from aiopersist.storage.blob import Blob
 
 
@@ -39,3 +49,21 @@ async def newest_version(blob: Blob, folder: str) -> NewestVersion | None:
         if (data := await blob.get(key)) is not None:  # else it was superseded, or unpublished, meanwhile
             return NewestVersion(f"{blob.uri}/{key}", loads(data))
     return None
+
+
+async def files_before(blob: Blob, names: Iterable[str], shard: str, since: Antichain) -> list[str]:
+    """The keys of files of published snapshots that do not show a time at or beyond `since`, or that no
+    version lists: they may have rows, and bounds of rows, from before. `names` are those of the shard. Two
+    requests for each name."""
+    keys: list[str] = []
+    for name in names:
+        try:
+            folder = TableFolder.of(blob, name, shard)
+        except Unsupported:  # nothing is published there
+            continue
+        files = await folder.files()
+        snapshots = (await folder.newest()).snapshots if files else []
+        recent = {s["snapshot-id"] for s in snapshots if since.less_equal(time_of(s))}
+        named = ((file, label_and_id(file)) for file in files)
+        keys += [folder.key(file) for file, of in named if of is not None and of[1] not in recent]
+    return keys

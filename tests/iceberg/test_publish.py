@@ -53,6 +53,9 @@ async def test_a_table_is_read_by_others(tmp_path: Path) -> None:
         assert published.location == f"file://{tmp_path}/blob/iceberg/stock"
         assert published.metadata == f"{published.location}/metadata/v1.metadata.json"
         assert_shows(published.metadata, await contents(client, "stock"))
+    schema = static_table(published.metadata).schema()
+    required = {name: schema.find_field(name).required for name in ("key", "val.amount", "val.note")}
+    assert required == {"key": True, "val.amount": True, "val.note": False}
     by_hint = static_table(published.location).scan(row_filter="key == 'k000'").to_arrow().to_pylist()
     assert by_hint == [{"key": "k000", "val": {"amount": 7, "note": "new"}}]
 
