@@ -170,7 +170,8 @@ class SinceViolation(Error):
     """History at `as_of` is no longer held: read at or after `since`."""
 
     def __init__(self, as_of: object, since: object, *, shard_id: str | None = None) -> None:
-        super().__init__(f"as_of {as_of} is not at or beyond since {since}", shard_id=shard_id)
+        text = f"as_of {as_of} is not at or beyond since {since}: its history is gone"
+        super().__init__(text, shard_id=shard_id)
         self.as_of = as_of
         self.since = since
 
