@@ -77,16 +77,12 @@ class Portal:
 
     def iterate(self, items: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
         """The items in order. While the caller uses one, the loop computes the next."""
-        opened = self.call(items)
-        coming: Future[T | _Finished] = self.start(_next, opened)
+        reading: _ReadAhead[T] = self.call(lambda: _ReadAhead(items()))
         try:
-            while not isinstance(item := self._result(coming), _Finished):
-                coming = self.start(_next, opened)
+            while not isinstance(item := self.run(reading.take), _Finished):
                 yield item
         finally:
-            coming.cancel()
-            if (close := getattr(opened, "aclose", None)) is not None:
-                self._finish(close)
+            self._finish(reading.aclose)
 
     def _finish(self, close: Callable[[], Awaitable[None]]) -> None:
         """Wait for `close`; in the loop's own thread, where the collector of garbage may drop an iterator,
@@ -302,6 +298,33 @@ class _Finished:
 
 
 _END = _Finished()
+
+
+class _ReadAhead(Generic[T]):
+    """In the loop: items, of which the next one is being computed."""
+
+    def __init__(self, items: AsyncIterator[T]) -> None:
+        self._items = items
+        self._coming = self._begun()
+
+    def _begun(self) -> "asyncio.Task[T | _Finished]":
+        return asyncio.ensure_future(_next(self._items))
+
+    async def take(self) -> "T | _Finished":
+        """The next item, or that there is none."""
+        item = await self._coming
+        if not isinstance(item, _Finished):
+            self._coming = self._begun()
+        return item
+
+    async def aclose(self) -> None:
+        """Close the items, once none is being computed: a generator that runs cannot be closed."""
+        self._coming.cancel()
+        await asyncio.wait([self._coming])
+        if not self._coming.cancelled():
+            self._coming.exception()  # marks it as seen
+        if (close := getattr(self._items, "aclose", None)) is not None:
+            await close()
 
 
 async def _next(items: AsyncIterator[T]) -> "T | _Finished":

@@ -80,6 +80,28 @@ def test_items_come_in_order_and_one_ahead(portal: Portal) -> None:
     assert few.closed and few.begun <= 4
 
 
+def test_items_are_closed_when_none_is_computed(portal: Portal) -> None:
+    """A generator that runs cannot be closed: its cancellation may take a while."""
+    ended: list[str] = []
+
+    async def slowly() -> AsyncIterator[int]:
+        try:
+            yield 1
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                for _ in range(100):
+                    await asyncio.sleep(0)
+                ended.append("cancelled")
+        finally:
+            ended.append("closed")
+
+    items = portal.iterate(slowly)
+    assert next(items) == 1
+    items.close()  # type: ignore[attr-defined]
+    assert ended == ["cancelled", "closed"]
+
+
 def test_items_may_be_dropped_in_the_loop(portal: Portal) -> None:
     """The collector of garbage runs in any thread."""
     numbers = Numbers(1_000_000)
@@ -148,7 +170,8 @@ def test_another_thread_cancels_a_wait(portal: Portal) -> None:
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(wait)
         begun.wait()
-        waits.cancel()
+        while not waiting.done():  # its wait begins after the work
+            waits.cancel()
         waiting.result()
     assert ended.is_set()
 

@@ -154,3 +154,15 @@ def test_other_types_of_the_same_value() -> None:
     assert reduce(
         and_, (compared(("key",), pa.int64(), sign, pa.scalar(1, pa.int8())) is not None for sign in SIGNS)
     )
+
+
+@pytest.mark.parametrize("t", [pa.float64(), pa.float32()], ids=str)
+@pytest.mark.parametrize("sign", list(SIGNS))
+def test_nan_is_greater_than_any_number(t: Any, sign: str) -> None:
+    """Goal: exactly the rows of polars, also of the negation."""
+    values = [nan, 2.0, 1.5, 1.0, -inf, inf]
+    schema, rows, literal = shard_of(t), rows_of(t, values), pa.scalar(1.5, t)
+    frame = pl.DataFrame({"key": range(len(values)), "x": pl.from_arrow(pa.array(values, t))})
+    polars, prefilter = SIGNS[sign](pl.col("x"), 1.5), compared(("val", "x"), t, sign, literal)
+    for engine, arrow in [(polars, prefilter), (~polars, ~prefilter)]:
+        assert apply_where(rows, arrow, schema)["key"].to_pylist() == frame.filter(engine)["key"].to_list()
