@@ -135,7 +135,8 @@ class Admin:
         """Erase rows of a table from its stores: those of `keys`, and those for which `where`, as in
         `Snapshot.to_arrow`, is true, now or in the history. It deletes them, gives up the history up to then,
         compacts, collects garbage, and reads all that the stores have of the table: `done` is true only if
-        no version, part or rollup, and no tag, has any of these rows.
+        no version, part or rollup, and no tag, has any of these rows, and no file of a published version may
+        have them.
 
         It waits for those who hold history or old versions, and for tags that have such rows, for as long as
         `wait`, and then names them (`holders`) and what is left (`remnants`). `end_holds`: the names of
