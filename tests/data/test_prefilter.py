@@ -125,6 +125,26 @@ def test_many_values() -> None:
 
 
 @pytest.mark.parametrize(
+    ("t", "by"),
+    [
+        (pa.int64(), pa.int64()),
+        (pa.date32(), pa.int32()),
+        (pa.timestamp("us", "UTC"), pa.int64()),
+        (pa.duration("us"), pa.int64()),
+        (pa.decimal128(21, 2), pa.int64()),
+        (pa.string(), pa.string()),
+        (pa.binary(), pa.string()),
+    ],
+)
+def test_many_values_exclude_parts(t: pa.DataType, by: pa.DataType) -> None:
+    """Goal: by the range of the values, since Arrow excludes nothing by a set."""
+    values = pa.array(range(200, 800), pa.int32()).cast(by).cast(t).to_pylist()
+    where = among(("val", "x"), t, [pa.scalar(value, t) for value in values[:100]])
+    parts = [collect(rows_of(t, values[begin : begin + 100])) for begin in range(0, 600, 100)]
+    assert prune(where, parts, shard_of(t)) == [True, *[False] * 5]
+
+
+@pytest.mark.parametrize(
     ("t", "literal"),
     [
         (pa.int64(), pa.scalar(1.0)),  # an engine rounds the column

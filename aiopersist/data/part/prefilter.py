@@ -56,7 +56,9 @@ def among(path: Sequence[str], t: pa.DataType, literals: Sequence[pa.Scalar]) ->
         return reduce(or_, (pc.field(*path) == value for value in values))
     if pa.types.is_floating(t):
         return None  # Arrow's sets tell 0.0 from -0.0
-    return pc.field(*path).isin(pa.array([value.as_py() for value in values], t))
+    field, many = pc.field(*path), pa.array(sorted(value.as_py() for value in values), t)
+    within = (field >= many[0]) & (field <= many[-1])  # statistics exclude by a range, and not by a set
+    return within & field.isin(many)
 
 
 def starting(path: Sequence[str], t: pa.DataType, prefix: str) -> pc.Expression | None:
