@@ -18,7 +18,7 @@ AS_OF = "aiopersist.as-of"  # of a snapshot: the time of the shard that it shows
 LABEL = "aiopersist.label"  # of a snapshot: the version for which its files were written
 SHARD = "aiopersist.shard"  # of a table: the id of the shard
 NAME_MAPPING = "schema.name-mapping.default"
-_FILE = re.compile(r"v(\d+)\.metadata\.json")
+_FILE = re.compile(r"v([1-9][0-9]{0,8})\.metadata\.json")  # engines read the number as a Java int
 
 
 class BaseVersion(NamedTuple):
@@ -31,13 +31,12 @@ class BaseVersion(NamedTuple):
     def of(cls, version: int, data: bytes | None, shard: str, location: str) -> Self:
         """The version with these bytes. A table of another shard, which had the same name, of a folder that
         was moved, or of a program that is not this library, only has a number."""
-        try:
-            table = loads(data or b"null")
-            is_own = (table["properties"][SHARD], table["location"]) == (shard, location)
-            ours = is_own and isinstance(table["snapshots"], list)
-        except (ValueError, LookupError, TypeError):
-            ours = False
-        return cls(version, table if ours else None)
+        table = own_table(data)
+        is_of_shard = table is not None and (table["properties"][SHARD], table["location"]) == (
+            shard,
+            location,
+        )
+        return cls(version, table if is_of_shard else None)
 
     @property
     def snapshots(self) -> list[dict[str, Any]]:
@@ -69,6 +68,16 @@ class TableSchemas(NamedTuple):
     schemas: Sequence[Mapping[str, Any]]
     last_column: int
     name_mapping: Sequence[Mapping[str, Any]]
+
+
+def own_table(data: bytes | None) -> dict[str, Any] | None:
+    """The JSON of a version; `None` unless this library wrote it."""
+    try:
+        table: dict[str, Any] = loads(data or b"null")
+        is_own = isinstance(table["properties"][SHARD], str) and isinstance(table["location"], str)
+        return table if is_own and isinstance(table["snapshots"], list) else None
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
 def version_of(file: str) -> int | None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from json import loads
 from typing import Any, NamedTuple
 
 from aiopersist.base.errors import Unsupported
 from aiopersist.base.frontier import Antichain
-from aiopersist.iceberg.metadata import file_of, time_of
+from aiopersist.iceberg.metadata import file_of, own_table, time_of
 from aiopersist.iceberg.table_folder import (
     FOLDER,
     TableFolder,
     is_folder,
     label_and_id,
-    newest_of,
     version_in,
 )
 from aiopersist.storage.blob import Blob
@@ -40,14 +38,20 @@ async def published_tables(blob: Blob) -> list[str]:
 
 
 async def newest_version(blob: Blob, folder: str) -> NewestVersion | None:
-    """The newest version of the table in that folder; `None` if there is none. Two requests."""
+    """The newest version of the table in that folder that this library wrote; `None` if there is none. Two
+    requests, and one for each later version of somebody else."""
     if not is_folder(folder):
         return None
     place = f"{FOLDER}/{folder}/"
-    while version := newest_of([key.removeprefix(place) async for key, _ in blob.list(place)]):
-        key = f"{place}metadata/{file_of(version)}"
-        if (data := await blob.get(key)) is not None:  # else it was superseded, or unpublished, meanwhile
-            return NewestVersion(f"{blob.uri}/{key}", loads(data))
+    while versions := _versions([key.removeprefix(place) async for key, _ in blob.list(place)]):
+        for version in versions:
+            key = f"{place}metadata/{file_of(version)}"
+            if (data := await blob.get(key)) is None:  # it was superseded, or unpublished, meanwhile
+                break
+            if (table := own_table(data)) is not None:
+                return NewestVersion(f"{blob.uri}/{key}", table)
+        else:
+            break
     return None
 
 
@@ -67,3 +71,8 @@ async def files_before(blob: Blob, names: Iterable[str], shard: str, since: Anti
         named = ((file, label_and_id(file)) for file in files)
         keys += [folder.key(file) for file, of in named if of is not None and of[1] not in recent]
     return keys
+
+
+def _versions(files: Iterable[str]) -> list[int]:
+    """The numbers of the versions among the files, the newest first."""
+    return sorted((v for file in files if (v := version_in(file)) is not None), reverse=True)

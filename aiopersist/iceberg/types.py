@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +18,9 @@ Ids = Mapping[Path, int]
 
 
 def schema_json(schema: pa.Schema, ids: Ids, schema_id: int) -> dict[str, Any]:
-    """The schema of the table. `Unsupported` names the first field whose type not all engines can read."""
+    """The schema of the table. `Unsupported` names the first field whose type not all engines can read, or a
+    dotted name of two fields."""
+    _check_names(ids)
     fields = [_field(schema.field(name), (name,), ids) for name in SHOWN]
     return {"type": "struct", "schema-id": schema_id, "fields": fields}
 
@@ -34,6 +37,13 @@ def leaves(schema: pa.Schema) -> dict[str, tuple[Path, pa.DataType]]:
     for name in SHOWN:
         _add_leaves(schema.field(name).type, (name,), out)
     return out
+
+
+def _check_names(ids: Ids) -> None:
+    """Engines tell fields apart by their dotted names."""
+    for name, count in Counter(map(".".join, ids)).items():
+        if count > 1:
+            raise Unsupported(f"two fields have the name {name}, and Iceberg does not tell them apart")
 
 
 def _add_leaves(t: pa.DataType, path: Path, out: dict[str, tuple[Path, pa.DataType]]) -> None:

@@ -19,7 +19,7 @@ import aiopersist as ap
 from aiopersist import fastapi as apf
 from aiopersist.storage.urls import open_blob
 from aiopersist.testing.faults import Faults, FaultyBlob, Outcome
-from tests.iceberg.kit import SETTINGS, contents, of_arrow
+from tests.iceberg.kit import SETTINGS, by_pyiceberg, contents, of_arrow
 from tests.support.schemas import SCHEMA
 
 
@@ -133,6 +133,30 @@ async def test_errors_are_those_of_the_specification(client: ap.Client) -> None:
             await asyncio.to_thread(lambda: attached(address).list_tables("other"))
         with pytest.raises(NoSuchTableError, match=r"'orders' in the namespace 'aiopersist\.eu'"):
             await asyncio.to_thread(lambda: attached(address).load_table("aiopersist.eu.orders"))
+
+
+@pytest.mark.parametrize("name", ["v99", "v007", "v\u0663\u0664", "v0", "v123456789012345678901"], ids=ascii)
+@pytest.mark.parametrize("data", [b"", b"junk", b"\xff", b"[1]", b'{"properties": {}}'])
+async def test_metadata_of_somebody_else(tmp_path: Path, client: ap.Client, name: str, data: bytes) -> None:
+    await append(client, 1)
+    published = await client.publish("orders")
+    folder = tmp_path / "blob/iceberg/orders/metadata"
+    (folder / f"{name}.metadata.json").write_bytes(data)
+    (folder / "version-hint.text").write_bytes(b"")
+    async with served(client) as address, httpx.AsyncClient(base_url=address, timeout=20) as http:
+        answer = await http.get("/v1/namespaces/aiopersist/tables/orders")
+        assert answer.json()["metadata-location"] == published.metadata
+        await append(client, 1)
+        second = await client.publish("orders")
+        assert second.version == (100 if name == "v99" else 2)
+        answer = await http.get("/v1/namespaces/aiopersist/tables/orders")
+        assert answer.json()["metadata-location"] == second.metadata
+        assert by_pyiceberg(second.location) == await contents(client, "orders")  # by the hint
+        (folder / f"v{second.version}.metadata.json").write_bytes(data)
+        for version in range(second.version):
+            (folder / f"v{version}.metadata.json").unlink(missing_ok=True)
+        answer = await http.get("/v1/namespaces/aiopersist/tables/orders")
+        assert answer.json()["error"]["type"] == "NoSuchTableException"
 
 
 async def test_a_store_that_does_not_answer(tmp_path: Path) -> None:

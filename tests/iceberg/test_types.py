@@ -130,6 +130,17 @@ async def test_a_refused_type(tmp_path: Path, name: str) -> None:
         assert await client.tags("t") == {}
 
 
+async def test_fields_with_one_dotted_name(tmp_path: Path) -> None:
+    """Engines could not load the table at all."""
+    schema: Any = ap.Schema(str, pa.struct([("a.b", pa.int64()), ("a", pa.struct([("b", pa.int64())]))]))
+    async with ap.open(tmp_path, settings=SETTINGS, maintenance=False) as client:
+        async with client.writer("t", schema) as writer:
+            await writer.compare_and_append([("k", {"a.b": 1, "a": {"b": 2}}, 0, 1)], 0, 1)
+        with pytest.raises(ap.Unsupported, match=r"^shard 't': two fields have the name val\.a\.b, "):
+            await client.publish("t")
+        assert own_files(tmp_path) == {}
+
+
 def test_ids_of_evolved_schemas() -> None:
     old = pa.schema(
         [
