@@ -118,22 +118,20 @@ class ScanSource:
         rows: int | None,
         batch_size: int | None,
     ) -> Iterator[pl.DataFrame]:
-        """As `register_io_source` of polars wants it. At most `rows` rows."""
+        """As `register_io_source` of polars wants it: of the first `rows` rows, those of the predicate."""
         needed = list(self._sources) if columns is None else list(columns)
         where = None
         if predicate is not None:
             names = predicate.meta.root_names()
             read = list(dict.fromkeys([*needed, *names]))
-            where = where_of(predicate, self._columns, self._schema)
+            if rows is None:  # else the first rows count, also those without a match
+                where = where_of(predicate, self._columns, self._schema)
         for batch in self._batches(where):
-            if predicate is None:
-                frame = self._frame(batch, needed)
-            else:
-                frame = self._frame(batch, read).filter(predicate).select(needed)
+            frame = self._frame(batch, needed if predicate is None else read)
             if rows is not None:
                 frame = frame.head(rows)
                 rows -= frame.height
-            yield frame
+            yield frame if predicate is None else frame.filter(predicate).select(needed)
             if rows == 0:
                 return
 

@@ -136,6 +136,14 @@ def predicates(draw: st.DrawFn, depth: int = 2) -> pl.Expr:
     return join(draw(predicates(depth - 1)), draw(predicates(depth - 1)))  # type: ignore[no-any-return]
 
 
+@given(predicate=predicates(), rows=st.integers(0, ROWS))
+def test_a_filter_of_the_first_rows(scanned: Scanned, predicate: pl.Expr, rows: int) -> None:
+    """`head` comes before `filter`, and after it."""
+    scan, frame = scanned
+    assert scan.head(rows).filter(predicate).collect().equals(frame.head(rows).filter(predicate))
+    assert scan.filter(predicate).head(rows).collect().equals(frame.filter(predicate).head(rows))
+
+
 @given(predicate=predicates())
 def test_a_filter_equals_that_of_the_collected_rows(scanned: Scanned, predicate: pl.Expr) -> None:
     want = scanned.frame.filter(predicate)
