@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-KINDS = ("write", "append", "count", "transfer", "local", "tag")
+KINDS = ("write", "append", "count", "transfer", "local", "tag", "publish")
 ONCE = ("write", "count", "transfer")  # calls with an id: a repeat of it does nothing
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import aiopersist as ap
 from tests.endurance.faults import Window
 from tests.endurance.notes import KINDS, Note
+from tests.endurance.publications import left_by_publications, wrong_publications
 from tests.endurance.tags import wrong_tags
 from tests.endurance.worker import ACCOUNTS, BALANCE, LOG
 
@@ -87,6 +88,8 @@ async def judged(client: ap.Client, notes: Sequence[Note], found: Verdict) -> Ve
         found.wrong.append(f"a subscription delivered {delivered} of {len(rows)} rows")
     found.wrong += [problem async for problem in _problems(client)]
     found.wrong += [problem async for problem in wrong_tags(client, LOG, notes)]
+    found.wrong += [problem async for problem in wrong_publications(client, notes)]
+    found.wrong += [problem async for problem in left_by_publications(client)]
     return found
 
 

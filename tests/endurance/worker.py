@@ -20,12 +20,14 @@ import pyarrow.compute as pc
 import aiopersist as ap
 from tests.endurance.forks import FORK_S, Forks
 from tests.endurance.notes import Notes
+from tests.endurance.publications import Publications
 from tests.endurance.tags import Tags
 
 LOG = ap.Schema(key=str, val=int)
 ACCOUNTS, BALANCE = 20, 100
 READ_S = 15.0
 TAG_S = 5.0
+PUBLISH_S = 8.0
 AGAIN_S = 0.05
 SETTINGS = ap.Settings(inline_writes_single_max_bytes=400, rollup_every=32, open_timeout_s=300.0)
 
@@ -68,6 +70,7 @@ class Worker:
         self.stopping = asyncio.Event()
         self.forks = Forks(orders.name, orders.local, local, self.note, self.dice)
         self.tags = Tags(orders.name, client, LOG, self.note, self.dice)
+        self.publications = Publications(orders.place, client, self.note, self.dice)
         self.accounts = client.table("accounts", key=str, val=int)
         self.counters = client.table("counters", key=str, val=int)
         self.delivered = client.table("delivered", key=str, val=int)
@@ -84,6 +87,7 @@ class Worker:
             self._appends(),
             self._reads(),
             self._tags(),
+            self._publishes(),
             self._puts(),
             self._forks(),
         ]
@@ -262,6 +266,15 @@ class Worker:
                 await self.tags.step()
             except ap.Error as error:
                 self.note("failed", "tag", "-", _text(error))
+
+    async def _publishes(self) -> None:
+        """Engines read what is published, as it was."""
+        while not self.stopping.is_set():
+            await self._pause(PUBLISH_S)
+            try:
+                await self.publications.step()
+            except ap.Error as error:
+                self.note("failed", "publish", "-", _text(error))
 
     async def _subscribes(self) -> None:
         """Count what comes, in the commit that acknowledges it. The process after this one takes it over."""

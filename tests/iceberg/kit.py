@@ -1,16 +1,12 @@
 """Published tables, as other programs read them."""
 
 import asyncio
-import math
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
 from pyiceberg.table import StaticTable
 
 import aiopersist as ap
@@ -18,39 +14,12 @@ from aiopersist.base.errors import StorageUnavailable
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.consensus import Consensus
 from aiopersist.storage.wrapper import READS, WrappedBlob, WrappedConsensus
+from tests.support.published import Rows, counted, of_arrow
 
 os.environ.setdefault("POLARS_ICEBERG_PLANNER", "pyiceberg")  # the other one is a package of its own
 
-Rows = Counter[Any]
-
 SETTINGS = ap.Settings(inline_writes_single_max_bytes=0)
 """Each write makes a part in a blob."""
-
-
-def canonical(value: Any) -> Any:
-    """A value with a hash, equal for what engines show as equal: NaN, a moment in any zone."""
-    if isinstance(value, dict):
-        return tuple((name, canonical(inner)) for name, inner in value.items())
-    if isinstance(value, list):
-        return ("list", *map(canonical, value))
-    if isinstance(value, float):
-        return "nan" if math.isnan(value) else value
-    return bytes(value) if isinstance(value, bytearray) else value
-
-
-def counted(rows: Iterable[tuple[Any, Any, int]]) -> Rows:
-    """Rows `(key, val, diff)` as a multiset."""
-    counts: Rows = Counter()
-    for key, val, diff in rows:
-        counts[canonical(key), canonical(val)] += diff
-    return counts
-
-
-def of_arrow(table: pa.Table) -> Rows:
-    """The rows of a table; each counts as one unless it has a column `diff`."""
-    columns = [table.column(name).to_pylist() for name in ("key", "val")]
-    diffs = table.column("diff").to_pylist() if "diff" in table.column_names else [1] * table.num_rows
-    return counted(zip(*columns, diffs, strict=True))
 
 
 async def contents(client: ap.Client, name: str = "t", as_of: Any = None) -> Rows:
