@@ -238,7 +238,8 @@ class _Publisher:
         files = await self.folder.files()
         if newest_of(files) > base.version:
             return
-        await self.folder.remove([file for file in files if file == HINT or version_in(file) == base.version])
+        await self.folder.remove([file for file in files if version_in(file) == base.version])
+        await self.folder.correct_hint()
         await self._undo(written.label, written.id)
         raise Conflict([(self.name, "publication")], shard_id=self.shard.id)
 

@@ -94,6 +94,14 @@ class TableFolder:
                 return files
             version = newest
 
+    async def correct_hint(self) -> None:
+        """Let the hint name the newest version, after one was deleted; delete it if there is no version."""
+        newest = newest_of(await self.files())
+        while newest and (present := newest_of(await self.point_to(newest))) < newest:
+            newest = present
+        if not newest:
+            await self.remove([HINT])
+
     async def remove(self, files: Collection[str]) -> None:
         """Delete these files."""
         await self.blob.delete([self.key(file) for file in files])

@@ -12,7 +12,7 @@ import aiopersist as ap
 from aiopersist.storage.blob import Blob
 from aiopersist.storage.wrapper import WrappedBlob
 from aiopersist.testing.faults import Faults, FaultyBlob, Outcome
-from tests.iceberg.kit import SETTINGS, assert_shows, contents, own_files, static_table
+from tests.iceberg.kit import SETTINGS, assert_shows, by_pyiceberg, contents, own_files, static_table
 
 SCHEMA: Any = ap.Schema(str, int)
 
@@ -86,6 +86,31 @@ async def test_an_unpublish_before_the_commit(tmp_path: Path, before: int) -> No
         assert own_files(tmp_path) == {}
         assert await client.tags("t") == {}
         assert_shows((await client.publish(table)).metadata, await contents(client))
+    await blob.aclose()
+
+
+async def test_an_unpublish_and_a_publication_before_the_commit(tmp_path: Path) -> None:
+    """The version without files goes, and the hint names that of the other."""
+    blob = Interrupting(ap.open_blob(f"file://{tmp_path}/blob"))
+    consensus = f"sqlite://{tmp_path}/state.db"
+    async with (
+        ap.open(blob=blob, consensus=consensus, settings=SETTINGS, maintenance=False) as client,
+        ap.open(tmp_path, settings=SETTINGS, maintenance=False) as other,
+    ):
+        table = client.table("t", key=str, val=int)
+        for number in range(2):
+            await table.put("a", number)
+            published = await client.publish(table)
+        await table.put("b", 1)
+
+        async def begun_anew() -> None:
+            await other.unpublish("t")
+            assert (await other.publish("t")).version == 1
+
+        blob.work = begun_anew
+        with pytest.raises(ap.Conflict, match="publication"):
+            await client.publish(table)
+        assert by_pyiceberg(published.location) == await contents(client)
     await blob.aclose()
 
 
