@@ -24,6 +24,7 @@ from tests.worlds.programs import (
     consumers,
     mortals,
     players,
+    publications,
     races,
     readers,
     tables,
@@ -78,6 +79,7 @@ ROLES: Mapping[str, Role] = {
     "relay": Role(consumers.relay, 2, ends=False, on_events=True),
     "teller": Role(tables.teller, 1, ends=False),
     "tagger": Role(tags.tagger, 2, ends=False),
+    "publisher": Role(publications.publisher, 3, ends=False),
     "keeper": Role(upkeep.keeper, 2, ends=False, keeps=True),
     "partner": Role(upkeep.partner, 1, ends=False, keeps=True),
 }
@@ -89,6 +91,7 @@ PLAYERS = ("player",)
 MORE_FROM = 1000
 FAR_FROM = 2 * MORE_FROM
 TAGS_FROM = 3 * MORE_FROM
+PUBLISHED_FROM = 4 * MORE_FROM
 APART = (BESIDE, *MORTALS, *PLAYERS)
 OTHERS = [name for name, role in ROLES.items() if role.ends and not (role.on_events or name in APART)]
 
@@ -111,6 +114,9 @@ class Everything:
                 self.cast |= {name: world.size(name, 1, ROLES[name].most) for name in names}
         if world.seed >= TAGS_FROM and random.Random(f"taggers {world.seed}").random() < 0.5:
             self.cast["tagger"] = world.size("tagger", 1, ROLES["tagger"].most)
+            self.cast["keeper"] = max(self.cast.get("keeper", 0), 1)
+        if world.seed >= PUBLISHED_FROM and random.Random(f"publishers {world.seed}").random() < 0.5:
+            self.cast["publisher"] = world.size("publisher", 1, ROLES["publisher"].most)
             self.cast["keeper"] = max(self.cast.get("keeper", 0), 1)
         self.roles = {name for name, machines in self.cast.items() if machines}
         self.world.counts.update(f"role {name}" for name in self.roles)
@@ -241,6 +247,9 @@ class Everything:
             await verdict.check_upkeep(self.scene, honest, self.forever)
             await verdict.check_times(self.scene, honest)
             await verdict.check(self.scene, honest, self.roles)
+            if self.scene.ledger.publications:
+                await publications.check_ended(self.scene, honest)
+                await verdict.check_nothing_is_left(honest, self.forever)
         verdict.check_nothing_runs(self.scene)
         async with self.world.open(settings=self.scene.calm) as honest:
             await verdict.check_no_lease_is_left(honest)

@@ -30,6 +30,18 @@ class Tagged:
 
 
 @dataclass
+class Publication:
+    """A shard that programs publish."""
+
+    contents: dict[Any, Any] = field(default_factory=dict)
+    """By time, of those that somebody has begun to publish."""
+    version: int = 0
+    """The newest that somebody was told of."""
+    is_ended: bool = False
+    """Whether somebody has begun to end it."""
+
+
+@dataclass
 class Ledger:
     """See the header. Updates of the shard `events` have numbers, each sent once."""
 
@@ -62,6 +74,8 @@ class Ledger:
     """What the players of tables were told."""
     tags: dict[tuple[str, str], Tagged] = field(default_factory=dict)
     """By shard and name."""
+    publications: dict[str, Publication] = field(default_factory=dict)
+    """By shard."""
 
     def write(self, where: str, key: Any, val: Any) -> None:
         """Note that `key` was acknowledged."""

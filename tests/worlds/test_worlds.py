@@ -21,6 +21,7 @@ from tests.worlds.everything import (
     MORE_FROM,
     MORTALS,
     PLAYERS,
+    PUBLISHED_FROM,
     ROLES,
     TAGS_FROM,
     everything,
@@ -44,6 +45,8 @@ PLAYED = [seed for seed, roles in MORE.items() if {*PLAYERS} <= roles]
 STRANGERS = range(MORE_FROM, MORE_FROM + (5 if QUICK else 8))
 DISTANT = range(FAR_FROM, FAR_FROM + (5 if QUICK else 6))
 TAGGED = [seed for seed in range(TAGS_FROM, TAGS_FROM + (15 if QUICK else 40)) if "tagger" in roles_of(seed)]
+PUBLISHED_TO = PUBLISHED_FROM + (10 if QUICK else 24)
+PUBLISHED = [seed for seed in range(PUBLISHED_FROM, PUBLISHED_TO) if "publisher" in roles_of(seed)]
 PARTS = [OTHERS[at : at + 10] for at in range(0, len(OTHERS), 10)]
 FAULTS = ("crashed", "lost", "dropped", "refused", "late", "duplicated", "slow", "cut off")
 STRANGE = ("foreign", "foreign dates")
@@ -66,9 +69,12 @@ DONE_AT_THE_END = (
     "mortal settled: NotCommitted",
 )
 TAGS = ("tags added", "tags cut off", "tags read", "tags read together", "tags expired", "tags at the end")
+PUBLICATIONS = ("published", "publications cut off", "versions read", "publications at the end")
 DONE_IF_LONG = (
     *DONE_AT_THE_END,
     *TAGS,
+    *PUBLICATIONS,
+    "unpublished",
     "tags dropped",
     "tags there after all",
     "mortal settled: unknowable",
@@ -135,6 +141,13 @@ def test_worlds_in_which_contents_are_tagged() -> None:
     """Goal: a tag that was acknowledged has the contents of its time, until it is dropped or expires."""
     counts = played(TAGGED)
     missing = [what for what in TAGS if not counts[what]]
+    assert not missing or QUICK, (missing, counts)
+
+
+def test_worlds_in_which_shards_are_published() -> None:
+    """Goal: a kept version of a published table has the contents of its time, and its end leaves nothing."""
+    counts = played(PUBLISHED)
+    missing = [what for what in PUBLICATIONS if not counts[what]]
     assert not missing or QUICK, (missing, counts)
 
 

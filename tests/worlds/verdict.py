@@ -6,7 +6,7 @@ from typing import Any
 import aiopersist as ap
 from tests.support.schemas import SCHEMA
 from tests.worlds import old
-from tests.worlds.programs import mortals, races, tags
+from tests.worlds.programs import mortals, publications, races, tags
 from tests.worlds.programs.beside import NOTES, STASHED
 from tests.worlds.scene import ACCOUNTS, EACH, Scene
 
@@ -56,6 +56,8 @@ async def check(scene: Scene, honest: ap.Client, roles: set[str]) -> None:
         await old.check(scene, honest)
     if "tagger" in roles:
         await tags.check(scene, honest)
+    if "publisher" in roles:
+        publications.check(scene)
 
 
 async def check_times(scene: Scene, honest: ap.Client) -> None:
@@ -215,6 +217,11 @@ async def check_upkeep(scene: Scene, honest: ap.Client, forever: int) -> None:
         if indexed.kind == "indexed":
             report = await honest.fsck(indexed.shard_id)
             assert report.ok, (indexed.name, report.problems)
+    await check_nothing_is_left(honest, forever)
+
+
+async def check_nothing_is_left(honest: ap.Client, forever: int) -> None:
+    """But what somebody needs, and those bytes."""
     usage = await honest.usage()
     assert usage.total == usage.referenced + forever, f"bytes that nobody needs: {usage}"
 

@@ -65,6 +65,14 @@ class Backup:
     stashes: dict[str, StashTables]
 
 
+class WorldBlob(MemoryBlob):
+    """The blobs of a world. Shards can be published there, though no other program reads them."""
+
+    @property
+    def uri(self) -> str:
+        return "mem://world"
+
+
 class World:
     """The argument of a scenario. All its stores, clocks and dice come from `seed`."""
 
@@ -76,7 +84,7 @@ class World:
         self.runtime = SimulatedRuntime(random.Random(f"stores {seed}"), "stores")
         between = Between(random.Random(f"between {seed}"), self.runtime)
         self.network = Network(random.Random(f"network {seed}"), weather, loop, between)
-        self.blob = MemoryBlob()
+        self.blob = WorldBlob()
         self.consensus = MemoryConsensus(runtime=self.runtime)
         self.machines: dict[str, Machine] = {}
         self.sizes: dict[str, int] = {}

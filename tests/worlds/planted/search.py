@@ -10,11 +10,11 @@ import pytest
 
 from aiopersist.testing.simulation import loop
 from tests.worlds.everything import Everything, play
-from tests.worlds.planted import Bug, above, answers, commits, keeping, tagging
+from tests.worlds.planted import Bug, above, answers, commits, keeping, publishing, tagging
 
 SEEDS_MAX = 1000
 TURNS_MAX = 400_000  # a world that is not over by then never ends: that is found, too
-MODULES = (commits, keeping, above, answers, tagging)
+MODULES = (commits, keeping, above, answers, tagging, publishing)
 BUGS = {bug.plant.__name__: bug for module in MODULES for bug in module.BUGS}
 
 

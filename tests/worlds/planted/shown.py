@@ -75,4 +75,5 @@ SHOWN = {
     "a_sweep_that_ignores_tags": Shown(3007, 4),
     "a_rollup_that_forgets_tags": Shown(3007, 4),
     "a_tag_without_its_last_batch": Shown(3007, 4),
+    "a_publication_that_pins_nothing": Shown(4008, 6),
 }
