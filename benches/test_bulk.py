@@ -22,6 +22,7 @@ PEERS = {
     "deltalake": ("append", "read", "compact"),
     "pyiceberg": ("append", "read"),
 }
+NEEDS = {"pyiceberg": ["sqlalchemy"]}  # its catalog
 
 
 @pytest.mark.timeout(900)
@@ -53,4 +54,4 @@ def test_bulk(what: str, enabled: bool, benchmark: Any, capsys: Any, tmp_path: P
 
 
 def _is_there(who: str) -> bool:
-    return importlib.util.find_spec(who) is not None
+    return all(importlib.util.find_spec(module) is not None for module in (who, *NEEDS.get(who, ())))

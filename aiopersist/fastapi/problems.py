@@ -52,6 +52,8 @@ NOT_READY = Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the stores do not answer: t
 
 ROWS: Mapping[type[Error], ProblemRow] = {
     errors.UnknownShard: ProblemRow(HTTPStatus.NOT_FOUND, "no such shard"),
+    errors.UnknownTag: ProblemRow(HTTPStatus.NOT_FOUND, "no such tag"),
+    errors.TagExists: ProblemRow(HTTPStatus.CONFLICT, "there is a tag of that name: nothing was changed"),
     errors.KeyExists: ProblemRow(HTTPStatus.CONFLICT, "the key already has a value: nothing was changed"),
     errors.Conflict: ProblemRow(HTTPStatus.CONFLICT, "other changes came first: nothing was changed"),
     errors.UpperMismatch: ProblemRow(HTTPStatus.CONFLICT, "another append came first: nothing was changed"),
@@ -80,6 +82,7 @@ ROWS: Mapping[type[Error], ProblemRow] = {
     errors.Corruption: _FAULT,
     errors.MissingPart: _FAULT,
     errors.DiffOverflow: _FAULT,
+    errors.NegativeMultiplicity: _FAULT,
     errors.Error: _FAULT,
 }
 

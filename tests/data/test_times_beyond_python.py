@@ -153,7 +153,7 @@ async def test_fields_with_dots_lose_no_rows(fields: list[pa.Field]) -> None:
                         assert [k["a"]["b"] for k, _, _ in await s.rows(where=where)] == [5]
                 with pytest.raises(ap.InvalidUsage, match="is ambiguous"):
                     await s.rows(columns=["val.a.b"])
-                assert (await s.stats()).columns.keys() == {"time"}
+                assert (await s.stats()).columns.keys() == {"time", "diff"}
             async with client.workers.shared_read("s", 0) as shared:
                 found = [
                     row["key"]["a"]["b"]

@@ -25,10 +25,11 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "OpaqueMismatch": (1, 2),
     "Conflict": ([("t", SECRET)],),
     "DiffOverflow": (SECRET, SECRET),
+    "NegativeMultiplicity": (SECRET, SECRET),
 }
 STATUS = {
-    404: {"UnknownShard"},
-    409: {"KeyExists", "Conflict", "UpperMismatch", "SchemaMismatch", "OpaqueMismatch"}
+    404: {"UnknownShard", "UnknownTag"},
+    409: {"KeyExists", "TagExists", "Conflict", "UpperMismatch", "SchemaMismatch", "OpaqueMismatch"}
     | {"AlreadyAppended", "BatchExpired"},
     410: {"SinceViolation", "LeaseExpired", "SubscriptionExpired", "ShardFinalized"},
     422: {"InvalidUpdate"},
@@ -38,6 +39,7 @@ STATUS = {
 OF_PROGRAMS = {"CodecMismatch", "IncompatibleSchema", "InvalidLocation", "Unsupported", "Corruption"} | {
     "MissingPart",
     "DiffOverflow",
+    "NegativeMultiplicity",
     "Error",
     "InvalidUsage",  # of most kinds
 }
