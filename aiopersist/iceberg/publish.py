@@ -17,7 +17,7 @@ from datetime import datetime
 from json import dumps
 from typing import Any, NamedTuple
 
-from aiopersist.base.errors import Conflict, InvalidUsage, UnknownShard, UsageKind, shown
+from aiopersist.base.errors import Conflict, InvalidUsage, UnknownShard, UnknownTag, UsageKind, shown
 from aiopersist.base.frontier import Time
 from aiopersist.base.supervisor import RELEASE_DEADLINE_S
 from aiopersist.data.lazy import PARQUET
@@ -160,8 +160,13 @@ class _Publisher:
         async with self._undoing(label, snapshot_id):
             pin = self.pins.name(label, snapshot_id)
             await self.pins.hold(self.shards, self.maintenance, pin, time)
-            async with self.reader.snapshot(tag=pin) as source:
-                written = await SnapshotWriter(self.folder, source, self.schemas, snapshot_id, label).run()
+            try:
+                async with self.reader.snapshot(tag=pin) as source:
+                    written = await SnapshotWriter(
+                        self.folder, source, self.schemas, snapshot_id, label
+                    ).run()
+            except UnknownTag:  # an `unpublish` has dropped it
+                raise Conflict([(self.name, "publication")], shard_id=self.shard.id) from None
         self.bytes += written.bytes
         return written
 

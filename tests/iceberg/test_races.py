@@ -10,7 +10,8 @@ import pytest
 
 import aiopersist as ap
 from aiopersist.storage.blob import Blob
-from aiopersist.storage.wrapper import WrappedBlob
+from aiopersist.storage.consensus import Consensus
+from aiopersist.storage.wrapper import WrappedBlob, WrappedConsensus
 from aiopersist.testing.faults import Faults, FaultyBlob, Outcome
 from tests.iceberg.kit import SETTINGS, assert_shows, by_pyiceberg, contents, own_files, static_table
 
@@ -87,6 +88,44 @@ async def test_an_unpublish_before_the_commit(tmp_path: Path, before: int) -> No
         assert await client.tags("t") == {}
         assert_shows((await client.publish(table)).metadata, await contents(client))
     await blob.aclose()
+
+
+class Following(WrappedConsensus):
+    """Does something else after each commit."""
+
+    def __init__(self, inner: Consensus) -> None:
+        super().__init__(inner)
+        self.work: Callable[[], Awaitable[object]] | None = None
+
+    async def compare_and_set(self, key: str, expected: int | None, data: bytes) -> bool:
+        won = await super().compare_and_set(key, expected, data)
+        if self.work is not None:
+            await self.work()
+        return won
+
+
+async def test_an_unpublish_before_the_first_file(tmp_path: Path) -> None:
+    """It drops the pin."""
+    consensus = Following(ap.open_consensus(f"sqlite://{tmp_path}/state.db"))
+    blob = f"file://{tmp_path}/blob"
+    async with (
+        ap.open(blob=blob, consensus=consensus, settings=SETTINGS, maintenance=False) as client,
+        ap.open(tmp_path, settings=SETTINGS, maintenance=False) as other,
+    ):
+        table = client.table("t", key=str, val=int)
+        await table.put("a", 1)
+
+        async def unpinned() -> None:
+            if await other.tags("t"):
+                consensus.work = None
+                await other.unpublish("t")
+
+        consensus.work = unpinned
+        with pytest.raises(ap.Conflict, match="publication"):
+            await client.publish(table)
+        assert own_files(tmp_path) == {}
+        assert await client.tags("t") == {}
+    await consensus.aclose()
 
 
 async def test_an_unpublish_and_a_publication_before_the_commit(tmp_path: Path) -> None:

@@ -68,9 +68,6 @@ async def begun(scene: Scene, client: ap.Client, shard: str, as_of: Any) -> None
         except ap.Conflict:
             scene.counts["publications lost to others"] += 1
             return
-        except ap.UnknownTag:  # an `unpublish` has dropped our pin
-            scene.promise(shard in ended(scene), f"the pin of a publication of {shard} is lost")
-            return
         else:
             scene.counts["published"] += 1
             publication = scene.ledger.publications[shard]
