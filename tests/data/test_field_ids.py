@@ -88,6 +88,17 @@ def test_product_times() -> None:
     assert ids_in(columns) == {**ROOTS, "time.element": 5}
 
 
+def test_ids_take_less_than_a_kilobyte_of_a_part() -> None:
+    schema: Schema[Any, Any, Any] = Schema(key=str, val=LATEST)
+    val = {"points": [{"x": 1, "y": 2, "z": None}], "name": "n", "tags": ["a"]}
+    table = to_table([("k", val, 0, 1)], schema)
+    with_ids, without = (
+        PartWriter(schema, START, columns=columns).whole(table, 10**6).size
+        for columns in (None, schema.arrow_schema)
+    )
+    assert 0 < with_ids - without < 1000
+
+
 def test_ids_below_the_first_are_fixed() -> None:
     assert max(FIXED.values()) < FIRST
 
