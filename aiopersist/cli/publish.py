@@ -75,7 +75,7 @@ class RepeatedPublications:
                 continue
             self._due[shard] = now + every_s
             try:
-                published = await client.publish(shard, keep=KEEP)
+                published = await client.publish(shard)
             except Exception as error:  # the others are published; this one the next time
                 reason = f"{type(error).__name__}: {error}"
                 failed.append(shard)

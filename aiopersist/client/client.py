@@ -19,7 +19,6 @@ from aiopersist.base.frontier import Antichain, Time
 from aiopersist.base.resource import Closeable, Opening
 from aiopersist.client.admin import Admin
 from aiopersist.client.moved import MovedCalls
-from aiopersist.client.publications import Publications
 from aiopersist.client.versions import VersionCalls
 from aiopersist.client.workers import Workers
 from aiopersist.data.types.schema import Schema
@@ -50,7 +49,7 @@ H = TypeVar("H", bound=Closeable)
 STASH = "stash"  # the name of a stash, unless the user says another
 
 
-class Client(MovedCalls, Publications, VersionCalls):
+class Client(MovedCalls, VersionCalls):
     """A client of one location: opens writers and readers of its shards. Serves many tasks at once."""
 
     @cached_property
